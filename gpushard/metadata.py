@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from gpushard.errors import (
@@ -156,9 +157,10 @@ def names_in(store: Store, path: str) -> list[str]:
         As for `load_group`.
     """
     document = read_document(store, join(path, _DOCUMENT), path)
-    if document is None:
-        group = v2_hierarchy.find_group(store, path)
-        return [] if group is None else [*group.children]
+    if document is None or v3_draft.is_root(document):
+        with suppress(NotFoundError):
+            return [*_load_older_group(store, path, document is None, True).children]
+        return []
     if document.get("node_type") != "group":
         return []
     names = _names(store, path, document)

@@ -18,6 +18,7 @@ from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import local_path_of
 
 _DOCUMENT, _V2_GROUP = "zarr.json", ".zgroup"
+_DRAFT_PARTS = ("meta", "data")
 _ZIP = "zip://"
 # Entries of a directory, and folders in folders, that a hint is worth.
 _MOST_LOOKED_AT, _MOST_LEVELS = 1000, 8
@@ -57,8 +58,23 @@ def _told(target: Any, path: str) -> str | None:
             place = join(outside, above)
             group = f"the group {place!r}" if place else "the group there"
             return f"{group} has {likely_names('/'.join(parts[n:]), names)}"
-    is_near = not store.costs.prefers_whole_objects
-    return _told_of_members(store, path) if is_near else None
+    if store.costs.prefers_whole_objects:
+        return None
+    members = _told_of_members(store, path)
+    if members is None and isinstance(store, LocalStore):
+        return _told_of_hierarchy(Path(store.root, path))
+    return members
+
+
+def _told_of_hierarchy(place: Path) -> str | None:
+    """Hint on a directory of a hierarchy in the draft of v3, or of an array in one."""
+    for above in place.parents:
+        first, *_ = place.relative_to(above).parts
+        if first in _DRAFT_PARTS and (above / _DOCUMENT).is_file():
+            names = names_in(LocalStore(above), "")
+            has = f"which has {likely_names(place.name, names)}: open one of these"
+            return f"it is a part of {str(above)!r}, {has}" if names else None
+    return None
 
 
 def _told_of_members(store: Store, path: str) -> str | None:

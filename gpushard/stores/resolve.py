@@ -64,7 +64,8 @@ def resolve(
     Parameters
     ----------
     target
-        A local directory or ``.zip`` file (str, Path or ``file://``); a URL
+        A local directory or ``.zip`` file, or an array or a group in it (str, Path or
+        ``file://``); a URL
         (``http(s)://``; ``s3://``, ``gs://`` and ``az://`` through obstore; all other
         and chained URLs through fsspec); a zarr `Store`, `StorePath`, `Array` or
         `Group`; an obstore store; a mapping of fsspec (``get_mapper``) or a ``UPath``;
@@ -248,7 +249,23 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
             hint="name the directory that holds zarr.json",
         )
     _refuse_unreachable(path)
+    hierarchy = _hierarchy_around(Path(path))
+    if hierarchy is not None:
+        inside = Path(path).relative_to(hierarchy)
+        return LocalStore(hierarchy, options), inside.as_posix()
     raise NotFoundError(f"there is no directory {path!r}", hint=_hint_on(path))
+
+
+def _hierarchy_around(path: Path) -> Path | None:
+    """Directory of a hierarchy in the draft of Zarr v3 that `path` may be a path in.
+
+    Its arrays and groups have documents below ``meta/root``, and no directory at their
+    own path.
+    """
+    outer = next((above for above in path.parents if above.is_dir()), None)
+    if outer is None or not (outer / "meta" / "root").is_dir():
+        return None
+    return outer if (outer / "zarr.json").is_file() else None
 
 
 def _refuse_unreachable(path: str) -> None:
