@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import zarr
@@ -19,6 +21,7 @@ from gpushard.errors import DeviceError, UnsupportedError
 from gpushard.options import MIB, Options
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
+from loader_data import ORDERS, images, labels
 from zarr_oracle import assert_same_bits
 
 VALUES = np.arange(64 * 48, dtype="i4").reshape(64, 48)
@@ -229,3 +232,23 @@ def test_what_the_host_has_to_read_needs_a_contiguous_output(place, monkeypatch)
     out.__cuda_array_interface__ |= {"strides": (4, 256)}
     with pytest.raises(UnsupportedError, match="contiguous"):
         a.read(out=out)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_loader_has_the_host_read_little_beside_what_the_device_reads(order):
+    """Labels, say: a read by the device would take it as long as one of the images."""
+    source = images().source
+    options = source.options.but(placement="device")
+    by_device = gpushard.Array(replace(source, options=options))
+    arrays = {"images": by_device, "labels": labels()}
+    options = ORDERS[order] | {"batch_size": 8}
+    device = emulated()
+    there = gpushard.Loader(arrays, device=device, **options)
+    here = gpushard.Loader(arrays, device="cpu", **options)
+    for got, wanted in zip(there, here, strict=True):
+        for name, values in wanted.items():
+            assert_same_bits(got[name].get(), values)
+    alone = emulated()
+    for _ in gpushard.Loader(by_device, device=alone, **options):
+        pass
+    assert asked(device).count("kernel") == asked(alone).count("kernel") > 0

@@ -19,7 +19,10 @@ def _needs_a_gpu():
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scale", [None, 1 / 255])
-def test_batches_are_those_of_the_host(order, scale):
+@pytest.mark.parametrize("fixture", ["device_begins_at_once", None])
+def test_batches_are_those_of_the_host(order, scale, fixture, request):
+    if fixture is not None:
+        request.getfixturevalue(fixture)
     arrays = {"images": images(), "labels": labels()}
     options = ORDERS[order] | {"batch_size": 8, "scale": {"images": scale}}
     there = Loader(arrays, device="cuda", **options)
@@ -30,6 +33,7 @@ def test_batches_are_those_of_the_host(order, scale):
             assert np.array_equal(got[name].get(), values)
 
 
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_tensors_are_on_the_gpu_in_the_same_memory():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
     options = {"batch_size": 8, "shuffle": True}

@@ -21,6 +21,7 @@ def device():
 
 
 @pytest.mark.parametrize("order", ["rows", "chunks", "shards"])
+@pytest.mark.usefixtures("device_begins_at_once")
 def test_the_consumer_of_a_device_never_waits_for_it(device, order, monkeypatch):
     monkeypatch.setattr(reading, "LOAD_NBYTES", 60)
     waiting, wait = set(), device.wait

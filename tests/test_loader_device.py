@@ -19,10 +19,11 @@ from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, UnsupportedError
 from gpushard.devices import reading as device_reading
-from gpushard.devices.sink import DeviceSink
 from gpushard.loader import reading
 from loader_data import IMAGES, LABELS, ORDERS, N, images, labels, stored
 from zarr_oracle import quiet_zarr
+
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
 
 KERNELS = Kernels()
 SCANS = np.arange(12 * 10 * 9, dtype="i2").reshape(12, 10, 9)
@@ -283,7 +284,6 @@ def test_the_next_read_is_begun_before_the_last_one_is_waited_for(device, monkey
 def test_damage_found_on_the_device_is_raised_and_skipped_as_on_the_host(
     device, tmp_path
 ):
-    import zarr
 
     z = zarr.create_array(
         tmp_path,
@@ -364,36 +364,3 @@ def test_any_worker_of_a_data_loader_is_refused(device, monkeypatch):
     next(iter(Loader(images())))
     with pytest.raises(UnsupportedError, match="num_workers=0"):
         next(iter(Loader(images(), device=device)))
-
-
-@pytest.mark.parametrize(
-    ("n_files", "free_nbytes", "room_nbytes"),
-    [
-        (1, 64 << 30, 2 << 30),  # of two loads
-        (2, 64 << 30, 1 << 30),
-        (2, 8 << 30, 256 << 20),  # no less than on the host
-    ],
-)
-def test_arrays_of_a_loader_share_the_room_of_a_device(
-    tmp_path, monkeypatch, n_files, free_nbytes, room_nbytes
-):
-    files = []
-    for k in range(n_files):
-        made = zarr.create_array(tmp_path / str(k), shape=64, chunks=8, dtype="i4")
-        made[:] = k
-        files.append(gpushard.open_array(tmp_path / str(k), device="cpu"))
-    device = EmulatedDevice(KERNELS, load_standin(), limit_nbytes=free_nbytes)
-    seen = []
-
-    class Noting(DeviceSink):
-        def __init__(self, *arguments, source, **named):
-            super().__init__(*arguments, source=source, **named)
-            seen.append(source.options.memory_limit)
-
-    monkeypatch.setattr(device_reading, "DeviceSink", Noting)
-    values = gpushard.concat(files) if n_files > 1 else files[0]
-    for _ in gpushard.Loader({"x": values}, batch_size=32, device=device):
-        pass
-    assert len(seen) >= n_files
-    assert max(seen) <= room_nbytes
-    assert min(seen) > room_nbytes * 0.999

@@ -1,4 +1,4 @@
-"""Gaps in the samples of a loader on a device: filled, whatever becomes of the rest."""
+"""A loader on a device: gaps in its samples, and the room that its arrays share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard.devices import reading as device_reading
+from gpushard.devices.sink import DeviceSink
 from gpushard.loader import reading
+
+pytestmark = pytest.mark.usefixtures("device_begins_at_once")
 
 SCANS = np.arange(12 * 10, dtype="i2").reshape(12, 10)
 
@@ -93,3 +96,36 @@ def test_the_host_reads_what_there_is_no_room_to_lay_out_on_the_device(
         with suppress(gpushard.DeviceMemoryError):  # not even for the samples
             (got,) = loader
             assert np.array_equal(got.get(), want)
+
+
+@pytest.mark.parametrize(
+    ("n_files", "free_nbytes", "room_nbytes"),
+    [
+        (1, 64 << 30, 2 << 30),  # of two loads
+        (2, 64 << 30, 1 << 30),
+        (2, 8 << 30, 256 << 20),  # no less than on the host
+    ],
+)
+def test_arrays_of_a_loader_share_the_room_of_a_device(
+    tmp_path, monkeypatch, n_files, free_nbytes, room_nbytes
+):
+    files = []
+    for k in range(n_files):
+        made = zarr.create_array(tmp_path / str(k), shape=64, chunks=8, dtype="i4")
+        made[:] = k
+        files.append(gpushard.open_array(tmp_path / str(k), device="cpu"))
+    device = EmulatedDevice(Kernels(), load_standin(), limit_nbytes=free_nbytes)
+    seen = []
+
+    class Noting(DeviceSink):
+        def __init__(self, *arguments, source, **named):
+            super().__init__(*arguments, source=source, **named)
+            seen.append(source.options.memory_limit)
+
+    monkeypatch.setattr(device_reading, "DeviceSink", Noting)
+    values = gpushard.concat(files) if n_files > 1 else files[0]
+    for _ in gpushard.Loader({"x": values}, batch_size=32, device=device):
+        pass
+    assert len(seen) >= n_files
+    assert max(seen) <= room_nbytes
+    assert min(seen) > room_nbytes * 0.999

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,10 @@ from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fused.ways import short_ways
+from gpushard.layout import GridAxis
 from gpushard.options import MIB
-from gpushard.selecting.selection import (
-    Listed,
-    Orthogonal,
-    Points,
-    SliceAxis,
-    Wanted,
-    n_elements,
-)
+from gpushard.selecting.patches import Taken
+from gpushard.selecting.selection import Orthogonal, Points, SliceAxis, Wanted
 from gpushard.source import Source
 
 # Results are copied through pinned memory of this size.
@@ -39,7 +35,7 @@ _ROW_S, _COMPILED_ROW_S = 20e-6, 3e-6
 
 
 def suits_host(
-    source: Source, selections: Sequence[Wanted], rates: Mapping[str, Rates]
+    source: Source, selections: Sequence[Taken | Wanted], rates: Mapping[str, Rates]
 ) -> bool:
     """Whether one thread of the host is done before a device would have begun.
 
@@ -48,30 +44,36 @@ def suits_host(
     shape = source.chunk_shape
     if source.options.placement != "cost" or shape is None:
         return False
-    n_chunks = 0
-    for selection in selections:
-        if isinstance(selection, Listed):
-            return False
-        n_chunks += _most_touched(selection, shape)
-    nbytes = n_chunks * source.chunk_nbytes
-    if source.raw_strides is not None:  # only what is wanted is read
-        itemsize = source.layout.dtype.itemsize
-        nbytes = min(nbytes, itemsize * sum(map(n_elements, selections)))
     row_s = _ROW_S if short_ways(source).short is None else _COMPILED_ROW_S
     rate = host_rate(source.layout.chain.specs, rates)
-    return n_chunks * row_s + nbytes / rate < _DEVICE_READ_S
+    seconds = 0.0
+    for selection in selections:
+        n_chunks = _most_touched(selection, source.layout.inner_axes)
+        if n_chunks is None:
+            return False
+        nbytes = n_chunks * source.chunk_nbytes
+        if source.raw_strides is not None:  # only what is wanted is read
+            itemsize = source.layout.dtype.itemsize
+            nbytes = min(nbytes, itemsize * prod(selection.shape))
+        seconds += n_chunks * row_s + nbytes / rate
+    return seconds < _DEVICE_READ_S
 
 
-def _most_touched(selection: Orthogonal | Points, chunk_shape: Sequence[int]) -> int:
-    """Number of inner chunks that a selection touches at most."""
-    if not isinstance(selection, Orthogonal):
+def _most_touched(
+    selection: Taken | Wanted, inner_axes: Sequence[GridAxis]
+) -> int | None:
+    """Number of inner chunks that a selection touches at most; None if not counted."""
+    if isinstance(selection, Points):
         return selection.n_points
+    if not isinstance(selection, Orthogonal):
+        return None
     n_chunks = 1
-    for axis, cell in zip(selection.axes, chunk_shape, strict=True):
-        n_along = axis.length
-        if n_along and isinstance(axis, SliceAxis):
-            n_along = min(n_along, axis.last // cell - axis.start // cell + 1)
-        n_chunks *= n_along
+    for axis, cells in zip(selection.axes, inner_axes, strict=True):
+        if isinstance(axis, SliceAxis) and axis.length:
+            n_cells = axis.last // cells.cell - axis.start // cells.cell + 1
+        else:
+            n_cells = cells.n_cells
+        n_chunks *= min(axis.length, n_cells)
     return n_chunks
 
 

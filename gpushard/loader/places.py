@@ -109,7 +109,7 @@ class DevicePlace:
     """Memory of a device.
 
     Kernels put the samples in order and convert them when they write them. Arrays that
-    kernels cannot handle are read on the host and copied.
+    kernels cannot handle, and little ones, are read on the host and copied.
 
     Parameters
     ----------
@@ -172,6 +172,8 @@ class DevicePlace:
         shape = (len(origins), *field.cut.sample_shape)
         wanted = _rows(field, origins) if field.lists_rows_on_device else None
         landing = wanted or _patches(field, origins)
+        if self._suits_host(field, landing.selection):
+            return self._read_by_host(field, origins)
         rows = self._memory.take(landing.shape, field.conversion.dtype)
         if landing.has_gaps:
             self._prefill(field, rows)
@@ -182,6 +184,14 @@ class DevicePlace:
             return self._read_by_host(field, origins)
         field.tally.add(loaded_samples=len(origins))
         return jobs, lambda: rows.reshaped(shape)
+
+    def _suits_host(self, field: Field, selection: Taken) -> bool:
+        """Whether the host has read, say, labels before the device would have begun."""
+        from gpushard.devices.by_host import suits_host
+
+        if isinstance(field.array, ConcatArray):
+            return False
+        return suits_host(field.array.source, [selection], self._device.rates)
 
     def _read_by_host(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
         jobs, finish = field.read(origins, self._host)
