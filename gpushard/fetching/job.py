@@ -177,17 +177,23 @@ class Job:
         )
         return max(1, most)
 
-    def byte_request(self, ranged: RangedBlock, r: int) -> ByteRequest:
-        """The request to the store for request `r` of a block."""
-        requests, block = ranged.requests, ranged.block
-        shard = int(requests.source[r])
-        return ByteRequest(
-            self.source.key(tuple(block.shard_coords[shard].tolist())),
-            int(requests.start[r]),
-            int(requests.stop[r]),
-            ranged.located.versions[shard],
-            is_indexed=bool(self.source.layout.levels),
-        )
+    def byte_requests(self, ranged: RangedBlock, some: range) -> list[ByteRequest]:
+        """The requests to the store for neighbouring requests of a block."""
+        among = slice(some.start, some.stop)
+        requests, versions = ranged.requests, ranged.located.versions
+        shards = requests.source[among].tolist()
+        keys = {
+            shard: self.source.key(tuple(ranged.block.shard_coords[shard].tolist()))
+            for shard in set(shards)
+        }
+        is_indexed = bool(self.source.layout.levels)
+        starts, stops = requests.start[among].tolist(), requests.stop[among].tolist()
+        return [
+            ByteRequest(
+                keys[shard], start, stop, versions[shard], is_indexed=is_indexed
+            )
+            for shard, start, stop in zip(shards, starts, stops, strict=True)
+        ]
 
     def chunk_coordinate(self, block: ShardBlock, row: int) -> tuple[int, ...]:
         """Coordinate of a block's inner chunk in the grid of inner chunks."""

@@ -213,7 +213,7 @@ class FileReader:
 
     def _read_plainly(self, r: int, rows: Ints) -> None:
         """Read inner chunks of a request that the loops left over."""
-        request = self.job.byte_request(self.ranged, r)
+        (request,) = self.job.byte_requests(self.ranged, range(r, r + 1))
         (answer,) = fetch_payload(self.job.source, [request])
         self.host.place_some(self.job, self.ranged, (r, answer), rows)
 

@@ -201,7 +201,7 @@ def _fetch(
 def _fetch_and_place(
     job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
 ) -> Sequence[Task]:
-    byte_requests = [job.byte_request(ranged, r) for r in requests]
+    byte_requests = job.byte_requests(ranged, requests)
     with job.sink.fetch(job, byte_requests) as answers:
         numbered = list(zip(requests, answers, strict=True))
         found = [(r, answer) for r, answer in numbered if answer is not None]
@@ -266,8 +266,7 @@ def _name_cut_off(
 ) -> None:
     """Name in `error` the first inner chunk that extends past the end of its object."""
     store = job.source.store
-    for r in requests:
-        request = job.byte_request(ranged, r)
+    for r, request in zip(requests, job.byte_requests(ranged, requests), strict=True):
         if request.key != error.shard_key:
             continue
         rows = ranged.rows_of(r)

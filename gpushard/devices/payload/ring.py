@@ -137,7 +137,8 @@ class RingFetch:
                 for request, at in zip(requests, places, strict=True)
             ]
             asked = [
-                r._replace(into=room) for r, room in zip(requests, rooms, strict=True)
+                request.answered_into(room)
+                for request, room in zip(requests, rooms, strict=True)
             ]
             with job.tally.stage("fetch"):
                 answers = fetch_wanted(job.source, asked)
