@@ -54,7 +54,7 @@ def test_a_slab_keeps_what_it_outgrew_for_the_work_under_way():
 @pytest.mark.parametrize("counts_streams", [False, True])
 def test_a_slot_is_waited_for_unless_its_lane_was(counts_streams):
     device = emulated()
-    lane = Lane(device, small_batches(1000), counts_streams)
+    lane = Lane(device, device.create_stream(), small_batches(1000), counts_streams)
     slot = Slot(device, 100)
     lane.upload(slot.memory(100))
     slot.note_copy(lane)
@@ -71,7 +71,7 @@ def test_a_slot_is_waited_for_unless_its_lane_was(counts_streams):
 @pytest.mark.parametrize("counts_streams", [False, True])
 def test_a_wait_that_is_not_over_frees_no_slot(monkeypatch, counts_streams):
     device = emulated()
-    lane = Lane(device, small_batches(1000), counts_streams)
+    lane = Lane(device, device.create_stream(), small_batches(1000), counts_streams)
     slot = Slot(device, 100)
     lane.upload(slot.memory(100))
     slot.note_copy(lane)
@@ -102,7 +102,7 @@ RANGES = {
 @pytest.mark.parametrize("ranges", RANGES)
 def test_ranges_are_read_back_in_few_copies_and_one_wait(ranges):
     device = emulated()
-    lane = Lane(device, small_batches(1000))
+    lane = Lane(device, device.create_stream(), small_batches(1000))
     content = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     at, nbytes = np.array(RANGES[ranges], np.int64).reshape(-1, 2).T
 

@@ -5,9 +5,7 @@ A lock that stays taken never ends the next wait for it, so this is done in a fo
 
 from __future__ import annotations
 
-import linecache
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ import pytest
 from forked import answers_in_a_fork
 from gpushard import workers
 from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
+from interrupts import is_cut_off
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this platform cannot fork"
@@ -37,32 +36,6 @@ UNREACHED = (
     "try:",
     "for handed in [handed for handed in all_handed if not handed.take_back()]:",
 )
-
-
-def is_cut_off(work: Callable[[], Any], n_line: int) -> bool:
-    """Whether `work` has so many lines; if so it is interrupted before that one."""
-    n_left = n_line
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal n_left
-        path = frame.f_code.co_filename
-        if event == "call" and not any(module in path for module in MODULES):
-            return None
-        if event == "line" and n_left:
-            line = linecache.getline(path, frame.f_lineno).strip()
-            n_left -= line not in UNREACHED
-            if not n_left:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 def in_line(task: Callable[[int], Any]) -> None:
@@ -93,7 +66,7 @@ def test_after_an_interrupt_at_any_line_no_task_runs_and_the_next_ones_do(way):
             running.remove(k)
 
         for n_line in count(1):
-            was_cut_off = is_cut_off(lambda: way(task), n_line)
+            was_cut_off = is_cut_off(lambda: way(task), n_line, MODULES, UNREACHED)
             if running:
                 return False
             way(task)

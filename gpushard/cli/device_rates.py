@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -19,7 +18,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, DeviceBuffer, Stream
+from gpushard.devices.base import Device, DeviceBuffer, Stream, wait_out
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.errors import DeviceError
@@ -63,9 +62,10 @@ def decoding_rate(
         seconds = [batch.decode(stream) for _ in range(repetitions + 1)]
         batch.check(stream)
     finally:
-        with suppress(DeviceError):
-            device.wait_for(stream)
-        device.release_stream(stream)
+        try:
+            wait_out(device, (stream,))
+        finally:
+            device.release_stream(stream)
     return n_streams * len(pieces[0]) / min(seconds[1:])
 
 

@@ -7,7 +7,8 @@ after the events that its stream waits for. The host waits only in `Device.wait`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import Rates
+from gpushard.errors import DeviceError
 
 Stream = int
 """Handle of a stream, as the driver gives it; 0 is the default stream."""
@@ -196,3 +198,23 @@ class Device(Protocol):
     def wait_for(self, stream: Stream) -> None:
         """Block the host until all work on `stream` is done; raises as `wait`."""
         ...
+
+
+def wait_out(device: Device, streams: Iterable[Stream]) -> None:
+    """Wait until no work is under way on streams, and ignore whether it failed.
+
+    Call it before memory is given back that such work may use. Interrupts do not end
+    the wait; the last one is raised afterwards.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    for stream in streams:
+        is_over = False
+        while not is_over:
+            try:
+                with suppress(DeviceError):
+                    device.wait_for(stream)
+                is_over = True
+            except KeyboardInterrupt as error:
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt

@@ -7,17 +7,16 @@ needs to begin.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event
+from gpushard.devices.base import Device, Event, wait_out
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
-from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
+from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fused.ways import short_ways
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
@@ -117,8 +116,7 @@ def read_by_host(
                 device.wait_for(stream)
     except BaseException:
         # Also after an interrupt: a copy may still use the memory of both.
-        with suppress(DeviceError):
-            device.wait_for(stream)
+        wait_out(device, (stream,))
         raise
     finally:
         device.release_stream(stream)

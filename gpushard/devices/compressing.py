@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event, RowCopy, Stream
+from gpushard.devices.base import Device, Event, RowCopy, Stream, wait_out
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.errors import DeviceError
 
 Bytes = NDArray[np.uint8]
 
@@ -230,10 +228,11 @@ class _Run:
 
     def end(self) -> None:
         """Wait, and give stream and memory back; also after a failure."""
-        with suppress(DeviceError):
-            self.wait()
-        self._device.release_stream(self.stream)
-        self._held.clear()
+        try:
+            wait_out(self._device, (self.stream,))
+        finally:
+            self._device.release_stream(self.stream)
+            self._held.clear()
 
 
 def _rounded(nbytes: int, alignment: int) -> int:

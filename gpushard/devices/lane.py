@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device
+from gpushard.devices.base import Device, Stream, wait_out
 from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 from gpushard.planning.blocks import ShardBlock
@@ -68,9 +68,9 @@ class Lane:
     """
 
     device: Device
+    stream: Stream
     budget: Budget
     counts_streams: bool = False
-    stream: int = field(init=False)
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
     n_waits: int = field(init=False, default=0)
@@ -78,7 +78,6 @@ class Lane:
 
     def __post_init__(self) -> None:
         device, most_nbytes = self.device, self.budget.encoded_nbytes
-        self.stream = device.create_stream()
         self.encoded_host = PinnedSlab(device)
         self.encoded = Slab(device, most_nbytes + 2 * PADDING_NBYTES)
         self.arenas = (Slab(device), Slab(device))
@@ -112,6 +111,11 @@ class Lane:
         while self.pending is not None:
             self.retire()
 
+    def let_go(self) -> None:
+        """Wait until all work is over, and ignore its outcome; see `wait_out`."""
+        self.pending = None
+        wait_out(self.device, (self.stream,))
+
     def drain(self) -> None:
         """Wait until all work is done, and ignore its statuses."""
         self.pending = None
@@ -137,10 +141,11 @@ class Lane:
 
         Raises what `Pending.settle` raises.
         """
-        pending, self.pending = self.pending, None
+        pending = self.pending
         if pending is None:
             return
         self.wait_here()
+        self.pending = None  # not before: an interrupt may have ended the wait
         self.decoding = None
         for slab in self._slabs:
             slab.settle()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
-from gpushard.devices.base import Device, Event
+from gpushard.devices.base import Device, Event, Stream, wait_out
 from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
@@ -21,7 +22,7 @@ from gpushard.devices.payload.direct import choose_fetch
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.scattering.targets import Targets, place_targets
-from gpushard.errors import DeviceError, DeviceMemoryError
+from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.memory.chunk_room import usual_stored
@@ -77,26 +78,33 @@ class DeviceSink:
         self.pinned_nbytes = budget.pinned_nbytes
         self.batch_nbytes = budget.encoded_nbytes
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
-        counts = any(step.kind is StepKind.BLOSC for step in chain.steps)
-        self._lanes = [Lane(device, budget, counts) for _ in range(budget.n_lanes)]
-        self._streams = [lane.stream for lane in self._lanes]
         self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
         self.fetch, self.fetch_label = fetch.fetch, fetch.label
-        self._targets = self._placed(targets)
-        self._is_placed = device.record(self._lanes[0].stream)
-        for lane in self._lanes:
-            device.await_event(lane.stream, self._is_placed)
-            for entry in entries:
-                device.await_event(lane.stream, entry)
-            self._idle.put(lane)
-
-    def _placed(self, targets: Targets) -> Targets:
+        self._streams: list[Stream] = []
+        self._lanes: list[Lane] = []
         try:
-            return place_targets(self.device, targets, self._lanes[0].stream)
-        except DeviceMemoryError:
-            self._give_streams_back()
+            self._make_lanes(budget)
+            self._place(targets, entries)
+        except BaseException:
+            self.abandon()
             raise
+
+    def _make_lanes(self, budget: Budget) -> None:
+        counts = any(step.kind is StepKind.BLOSC for step in self.chain.steps)
+        for _ in range(budget.n_lanes):
+            self._streams.append(self.device.create_stream())
+            self._lanes.append(Lane(self.device, self._streams[-1], budget, counts))
+
+    def _place(self, targets: Targets, entries: Sequence[Event]) -> None:
+        """Upload the tables of the targets, for which all lanes wait."""
+        device, first = self.device, self._lanes[0].stream
+        self._targets = place_targets(device, targets, first)
+        self._is_placed = device.record(first)
+        for lane in self._lanes:
+            for event in (self._is_placed, *entries):
+                device.await_event(lane.stream, event)
+            self._idle.put(lane)
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` would land."""
@@ -169,9 +177,18 @@ class DeviceSink:
 
         Called after an error. Memory must not be freed while work may write to it.
         """
-        for lane in self._lanes:
-            _let_go(lane)
-        self._give_streams_back()
+        try:
+            wait_out(self.device, self._streams)
+        finally:
+            for lane in self._lanes:
+                lane.pending = None  # it refers to the lane, whose memory is to go
+            self._give_streams_back()
+
+    def __del__(self) -> None:
+        # An interrupt may come before anybody knows that there is a sink to abandon, or
+        # before it has anything.
+        if vars(self).get("_streams") and not sys.is_finalizing():
+            self.abandon()
 
     def under_way(self) -> Iterator[ShardBlock]:
         """Inner chunks whose decoding the device is not known to have survived."""
@@ -197,7 +214,7 @@ class DeviceSink:
             lane.retire_all()
             yield lane
         except BaseException:
-            _let_go(lane)
+            lane.let_go()
             raise
         finally:
             self._idle.put(lane)
@@ -298,9 +315,3 @@ def most_rows(decoded_nbytes: int) -> int:
     """Most inner chunks of a batch, if each has `decoded_nbytes` bytes."""
     enough = _ENOUGH_NBYTES // max(decoded_nbytes, 1)
     return min(max(enough, _ENOUGH_ROWS), MAX_ROWS)
-
-
-def _let_go(lane: Lane) -> None:
-    """Wait until no work of a lane is under way, and ignore its failure."""
-    with suppress(DeviceError):
-        lane.drain()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, DeviceBuffer, Event, Stream
+from gpushard.devices.base import Device, DeviceBuffer, Event, Stream, wait_out
 from gpushard.devices.output import DeviceOutput, contiguous_strides
 from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
@@ -73,16 +73,28 @@ class DeviceMemory:
         """Rows with a copy of `values`, which is complete on return."""
         rows = self.take(values.shape, values.dtype)
         if rows.nbytes:
-            pinned = self.pinned(values)
-            self.device.upload(rows.address, pinned, self.stream)
-            self.device.wait(self.device.record(self.stream))
+            self.fill(rows, values)
         return rows
 
-    def pinned(self, values: NDArray[Any]) -> NDArray[np.uint8]:
-        """Bytes of `values` in pinned memory, for asynchronous copies."""
-        host = self.device.allocate_pinned(max(values.nbytes, 1))[: values.nbytes]
-        host[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        return host
+    def fill(self, rows: DeviceRows, values: NDArray[Any]) -> None:
+        """Copy `values`, of as many bytes, to rows; complete on return."""
+        pinned = self.device.allocate_pinned(max(values.nbytes, 1))[: values.nbytes]
+        pinned[:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        with self.copying():
+            self.device.upload(rows.address, pinned, self.stream)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Have copies queued on `stream`, which are done when the context ends.
+
+        Also after an interrupt: an allocator would give their memory to others.
+        """
+        try:
+            yield
+            self.device.wait_for(self.stream)
+        except BaseException:
+            wait_out(self.device, (self.stream,))
+            raise
 
     def _block(self, nbytes: int) -> DeviceBuffer:
         """Memory of at least `nbytes` bytes; a reused piece has at most twice that."""
@@ -198,9 +210,11 @@ class DeviceRows:
         memory, n_rows = self.memory, sum(map(len, parts))
         rows = memory.take((n_rows, *self.shape[1:]), self.dtype)
         address = rows.address
-        for part in parts:
-            if part.nbytes:
-                memory.device.copy(address, part.address, part.nbytes, memory.stream)
-            address += part.nbytes
-        memory.device.wait(memory.device.record(memory.stream))
+        with memory.copying():
+            for part in parts:
+                if part.nbytes:
+                    memory.device.copy(
+                        address, part.address, part.nbytes, memory.stream
+                    )
+                address += part.nbytes
         return rows

@@ -210,9 +210,7 @@ class DevicePlace:
         """
         fill = np.full(1, field.members[0].fill_value, field.array.dtype)
         field.conversion.apply(fill, filled := np.empty(1, rows.dtype))
-        pinned = self._memory.pinned(np.full(rows.shape, filled[0], rows.dtype))
-        self._device.upload(rows.address, pinned, self._memory.stream)
-        self._device.wait(self._device.record(self._memory.stream))
+        self._memory.fill(rows, np.full(rows.shape, filled[0], rows.dtype))
 
     def _jobs(
         self,

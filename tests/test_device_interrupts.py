@@ -1,0 +1,161 @@
+"""After interrupts of a read to a device no work is under way, and no stream is lost.
+
+On the emulated device, whose pages are gone once they are given back: work that is
+still under way ends the process. So this is done in forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from itertools import count
+
+import numpy as np
+import pytest
+from zarr.codecs import BloscCodec, ZstdCodec
+
+import gpushard
+from cuda_host.device import EmulatedDevice
+from device_fetch_cases import emulated, small_batches, stored
+from forked import answers_in_a_fork
+from gpushard.devices.lane import Lane
+from gpushard.loader.device_memory import DeviceMemory
+from gpushard.options import Options
+from interrupts import is_cut_off
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="this platform cannot fork"
+)
+CHAINS = {
+    "none": None,
+    "zstd": [ZstdCodec()],
+    "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
+}
+# From the first stream to the last that is given back.
+MODULES = ("devices/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
+# Python looks for signals at calls and at the ends of loops, not before these.
+UNREACHED = ("try:", "with self._lane() as lane:", "raise", "self.abandon()")
+
+
+class Interrupted(EmulatedDevice):
+    """Waits with the numbers `hits` are interrupted; if `is_over`, at their end."""
+
+    hits = ()
+    is_over = False
+
+    def wait(self, event):
+        number = self.n_waits
+        if number in self.hits and not self.is_over:
+            self.n_waits += 1
+            raise KeyboardInterrupt
+        super().wait(event)
+        if number in self.hits:
+            raise KeyboardInterrupt
+
+
+def is_clean(device, a, values):
+    """Whether all work is done, all streams are back, and the next read is right."""
+    gc.collect()
+    device.drain()  # which looks at the memory that copies use
+    is_back = len(device._idle_streams) == len(device._streams) - 1
+    return is_back and np.array_equal(a[...].get(), values)
+
+
+def opened(place, device):
+    options = Options(threads=1, placement="device")
+    return gpushard.open_array(place, device=device, options=options)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_an_interrupt_at_any_line_leaves_no_work_and_all_streams(tmp_path, chain):
+    values = stored(tmp_path, CHAINS[chain], (20, 20))
+
+    def work():
+        for n_line in count(1, 7):
+            device = emulated(seed=n_line)
+            a = opened(tmp_path, device)
+            was_cut = is_cut_off(lambda a=a: a[...], n_line, MODULES, UNREACHED)
+            if not is_clean(device, a, values):
+                return False
+            if not was_cut:
+                return n_line > 300
+        return False
+
+    assert answers_in_a_fork(work)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_second_interrupt_does_not_end_the_wait_for_what_is_under_way(
+    tmp_path, chain, is_over
+):
+    values = stored(tmp_path, CHAINS[chain])
+
+    def work():
+        for first in count():
+            for second in range(first + 1, first + 4):
+                device = emulated(Interrupted, seed=second)
+                device.hits, device.is_over = (first, second), is_over
+                a = opened(tmp_path, device)
+                try:
+                    a[...]
+                except KeyboardInterrupt:
+                    device.hits = ()
+                else:
+                    return first > 2
+                if not is_clean(device, a, values):
+                    return False
+        return False
+
+    assert answers_in_a_fork(work)
+
+
+def test_a_batch_whose_wait_was_interrupted_is_waited_for_again():
+    device = emulated(Interrupted)
+    device.hits = (0,)
+    lane = Lane(device, device.create_stream(), small_batches(1000))
+    pinned = device.allocate_pinned(100)
+    lane.upload(pinned)
+    lane.note_harmless()
+    with pytest.raises(KeyboardInterrupt):
+        lane.retire_all()
+    lane.retire_all()
+    assert device.is_idle
+
+
+def test_a_write_gives_back_no_memory_before_its_work_is_done(tmp_path):
+    stored(tmp_path, CHAINS["zstd"])
+
+    def work():
+        device = emulated(Interrupted)
+        a = gpushard.open_array(tmp_path, device=device)
+        value = device.empty(a.shape, a.dtype)
+        device.hits = (0, 1)
+        try:
+            a[...] = value
+        except KeyboardInterrupt:
+            gc.collect()
+            device.drain()
+            return len(device._idle_streams) == len(device._streams) - 1 == 1
+        return False
+
+    assert answers_in_a_fork(work)
+
+
+@pytest.mark.parametrize("way", ["uploaded", "joined"])
+def test_copies_of_a_loader_are_done_when_an_interrupt_is_raised(way):
+    def work():
+        device = emulated(Interrupted)
+        device.hits = (0,)
+        memory = DeviceMemory(device, 0, lambda: 0)
+        try:
+            if way == "uploaded":
+                memory.uploaded(np.arange(50))
+            else:
+                rows = memory.take((9,), np.dtype("i4"))
+                rows.joined([rows, rows])
+        except KeyboardInterrupt:
+            return not device._streams[memory.stream]
+        return False
+
+    assert answers_in_a_fork(work)
