@@ -12,6 +12,7 @@ import pytest
 import zstandard
 
 import gpushard
+from array_strategies import codec
 from device_fetch_cases import LockedDevice, MeasuredDevice, emulated
 from gpushard import Options
 from gpushard.devices import reading
@@ -58,6 +59,23 @@ def test_a_device_takes_fewer_large_inner_chunks_at_a_time(
     result = a[:: MIB // 4]
     assert (result.get() == 1).all()
     assert nbytes < device.peak_nbytes <= LIMIT
+
+
+def test_filters_that_encode_to_wider_items_count_as_what_they_take(tmp_path):
+    n, n_chunks = MIB // 16, 160
+    types = {"dtype": "<f4", "astype": "<f8"}
+    scaled = codec("numcodecs.fixedscaleoffset", scale=1, offset=0, **types)
+    shard = sharding((n,), codecs=[scaled, LITTLE, ZSTD])
+    meta = document((n_chunks * n,), (n_chunks * n,), shard, dtype="float32")
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    (tmp_path / "c").mkdir()
+    data = zstandard.ZstdCompressor().compress(np.ones(n).tobytes())
+    (tmp_path / "c/0").write_bytes(data + index_of([(0, len(data))] * n_chunks))
+    device = emulated(LockedAndMeasured, seed=5)
+    options = Options(placement="device", memory_limit=LIMIT, threads=4)
+    a = gpushard.open_array(tmp_path, device=device, options=options)
+    assert (a[:: MIB // 4].get() == 1).all()
+    assert device.peak_nbytes <= LIMIT
 
 
 @pytest.mark.parametrize(("codecs", "most"), [([ZSTD], 2**31 - 1), ([], 2**31)])

@@ -182,8 +182,8 @@ def _decode(
 
 def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
     """Addresses that rows are decoded to: in both arenas, and by the last step."""
-    largest = max(step.decoded_nbytes for step in chain.steps)
-    pitch, tail = row_pitch(largest), lane.budget.tail_nbytes + PADDING_NBYTES
+    pitch = row_pitch(chain.largest_nbytes)
+    tail = lane.budget.tail_nbytes + PADDING_NBYTES
     n_writes = sum(map(_n_writes, chain.steps))
     # Rows that only the last step writes need no place in an arena if they land.
     in_arena = landings == 0 if n_writes == 1 else np.ones(len(landings), bool)

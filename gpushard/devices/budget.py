@@ -91,8 +91,8 @@ class Budget:
             row_nbytes += 2 * chain.decoded_nbytes  # one copy pinned, one on the device
             encoded_share = options.memory_limit // 4
         elif chain.steps:
-            row_nbytes += 2 * row_pitch(chain.decoded_nbytes)
-            row_streams_nbytes = 3 * chain.decoded_nbytes
+            row_nbytes += 2 * row_pitch(chain.largest_nbytes)
+            row_streams_nbytes = 3 * chain.largest_nbytes
             row_streams_nbytes += _STREAM_NBYTES * _usual_streams(chain)
             encoded_share = options.memory_limit // 3
         n_homes = options.pinned_slots + N_LANES

@@ -119,6 +119,15 @@ class DeviceChain:
         return self.dtype.itemsize if is_shuffle or last.kind is StepKind.BLOSC else 0
 
     @property
+    def largest_nbytes(self) -> int:
+        """Size of an inner chunk after the step that makes it largest.
+
+        Filters may encode items to wider ones.
+        """
+        sizes = (step.decoded_nbytes for step in self.steps)
+        return max(sizes, default=self.decoded_nbytes)
+
+    @property
     def is_verified(self) -> bool:
         """Whether a checksum verifies all stored bytes before a decoder gets them."""
         return bool(self.steps) and self.steps[0].kind is StepKind.CRC32C
