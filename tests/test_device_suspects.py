@@ -203,6 +203,53 @@ def test_a_loader_names_the_samples_in_any_read_that_was_under_way(
 
 
 @pytest.mark.parametrize("chain", ["gzip"])
+def test_a_loader_names_the_damage_in_a_read_that_it_tries_again(stored, monkeypatch):
+    damage(stored, 0, 2)
+    options = Options(placement="device")
+    place = stored.source.store.url
+    a = gpushard.open_array(place, device=fragile(), options=options)
+    failures, read = [StoreError("the store is slow")], a.source.store.read
+
+    def failing_once(requests):
+        if failures and requests[0].is_indexed:
+            raise failures.pop()
+        return read(requests)
+
+    monkeypatch.setattr(reading, "_PAUSES", (0,))
+    monkeypatch.setattr(a.source.store, "read", failing_once)
+    with (
+        Loader(a, batch_size=16) as loader,
+        pytest.raises(CorruptShardError, match=LOST) as raised,
+    ):
+        list(loader)
+    assert raised.value.inner_chunk == (1, 0)
+    assert "samples 4, 5, 6, 7" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("chain", ["gzip"])
+def test_a_loader_names_the_damage_in_what_it_tries_singly(stored, monkeypatch):
+    """Two inner chunks are damaged: one is left out, the other breaks the device."""
+    damage(stored, 0, 0)
+    damage(stored, 0, 2)
+    options = Options(placement="device")
+    device = fragile(-1)
+    a = gpushard.open_array(stored.source.store.url, device=device, options=options)
+    readable = reading.Reader._readable
+
+    def breaking(reader, samples):
+        device.victim = device.n_decodes
+        return readable(reader, samples)
+
+    monkeypatch.setattr(reading, "_PAUSES", ())
+    monkeypatch.setattr(reading.Reader, "_readable", breaking)
+    with (
+        Loader(a, batch_size=16, on_error="skip") as loader,
+        pytest.raises(CorruptShardError, match=LOST),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("chain", ["gzip"])
 def test_a_loader_tells_of_a_device_that_broke_without_damage(stored):
     options = Options(placement="device")
     place = stored.source.store.url

@@ -134,6 +134,8 @@ class Reader:
         Set to end reading after the current task.
     n_behind
         Number of loads that may be under way when the next one is begun.
+    attempts
+        The read that was begun last to repeat a load, or a part of it; or none.
     """
 
     fields: Sequence[Field]
@@ -144,6 +146,7 @@ class Reader:
     stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
     n_behind: int = 0
+    attempts: list[Planned] = field(default_factory=list[Planned])
 
     def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
         """Reads of a rank's turns from `start` on, in order; other threads begin them.
@@ -212,14 +215,16 @@ class Reader:
         try:
             return self._load(begun[0])
         except DeviceError as error:
-            for read in begun:
+            reads = [*self.attempts, *begun]
+            for read in reads:
                 self.place.abandon(read.jobs)
-            for read in begun:
+            for read in reads:
                 with self._failing(read):
                     self.place.blame(error, read.jobs, self.stop)
             raise
         finally:
             begun.popleft()
+            self.attempts.clear()
 
     def _load(self, begun: Planned) -> Load:
         start, samples = begun.start, begun.samples
@@ -304,7 +309,9 @@ class Reader:
             read.error = error
 
     def _begun(self, start: int, samples: Ints) -> Planned:
+        self.attempts.clear()  # its memory is not to be held beside the next one's
         planned = self._planned(start, samples)
+        self.attempts.append(planned)
         self._begin(planned)
         return planned
 
