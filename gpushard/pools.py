@@ -201,6 +201,22 @@ def end(all_handed: Sequence[Handed[Any]]) -> None:
         raise interrupt
 
 
+def to_the_end(wait: Callable[[], object]) -> None:
+    """Call `wait`, again after each interrupt, until it returns.
+
+    The last interrupt is raised afterwards.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait()
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
 def _end_all() -> None:
     """Wait for what runs: it uses memory that goes with the interpreter."""
     for (pid, *_), pool in list(_pools.items()):

@@ -296,6 +296,25 @@ def test_a_failing_read_is_an_error_once_nothing_is_under_way(
     assert kvikio.n_preads > 3
 
 
+def test_a_second_interrupt_does_not_end_the_wait_for_reads_under_way(
+    tmp_path, device, kvikio, monkeypatch
+):
+    stored(tmp_path, CHAINS["zstd"], SHAPE)
+    a = gpushard.open_array(tmp_path)
+    n_left, get = iter([1, 1]), kvikio_standin.IOFuture.get
+
+    def interrupted(future):
+        get(future)
+        if next(n_left, 0):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kvikio_standin.IOFuture, "get", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read_on_device(a, [whole(a.shape)], device)
+    assert kvikio.n_preads > 3
+    assert kvikio.under_way == []
+
+
 def test_a_file_that_kvikio_cannot_open_goes_through_the_ring(tmp_path, device, kvikio):
     values = stored(tmp_path, CHAINS["zstd"])
     kvikio.refuses = True

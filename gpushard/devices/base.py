@@ -7,7 +7,7 @@ after the events that its stream waits for. The host waits only in `Device.wait`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import Rates
 from gpushard.errors import DeviceError
+from gpushard.pools import to_the_end
 
 Stream = int
 """Handle of a stream, as the driver gives it; 0 is the default stream."""
@@ -200,21 +201,16 @@ class Device(Protocol):
         ...
 
 
-def wait_out(device: Device, streams: Iterable[Stream]) -> None:
+def wait_out(device: Device, streams: Sequence[Stream]) -> None:
     """Wait until no work is under way on streams, and ignore whether it failed.
 
     Call it before memory is given back that such work may use. Interrupts do not end
     the wait; the last one is raised afterwards.
     """
-    interrupt: KeyboardInterrupt | None = None
-    for stream in streams:
-        is_over = False
-        while not is_over:
-            try:
-                with suppress(DeviceError):
-                    device.wait_for(stream)
-                is_over = True
-            except KeyboardInterrupt as error:
-                interrupt = error
-    if interrupt is not None:
-        raise interrupt
+
+    def wait() -> None:
+        for stream in streams:
+            with suppress(DeviceError):
+                device.wait_for(stream)
+
+    to_the_end(wait)

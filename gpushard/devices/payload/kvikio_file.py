@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushard.errors import StoreError, UnsupportedError
+from gpushard.pools import to_the_end
 
 # kvikio raises these for any failure: C++ exceptions, and NumPy's refusals.
 _ERRORS = (RuntimeError, ValueError, OSError)
@@ -125,9 +126,7 @@ class KvikioFiles:
                 hint="read again, or turn it off with Options(gds=False)",
             ) from error
         finally:
-            while under_way:
-                with suppress(*_ERRORS):
-                    under_way.popleft()[1].get()
+            to_the_end(lambda: _wait_for(under_way))
 
 
 def find_kvikio() -> KvikioFiles:
@@ -243,6 +242,13 @@ def _use_threads(kvikio: Any) -> None:
     is_chosen = any(name in os.environ for name in _THREAD_VARIABLES)
     if not is_chosen and kvikio.defaults.get("num_threads") == 1:
         kvikio.defaults.set("num_threads", _THREADS)
+
+
+def _wait_for(answers: deque[tuple[FileRange, Any]]) -> None:
+    """Wait until all of these reads are over; none is left then."""
+    while answers:
+        with suppress(*_ERRORS):
+            answers.popleft()[1].get()  # of which an interrupt is raised at its end
 
 
 def _refuse_short(part: FileRange, nbytes: int) -> None:
