@@ -53,6 +53,8 @@ class Lane:
 
     Attributes
     ----------
+    stream
+        The stream. Whoever made it gives it back.
     budget
         What a batch may usually hold.
     counts_streams
@@ -116,11 +118,6 @@ class Lane:
         self.pending = None
         wait_out(self.device, (self.stream,))
 
-    def drain(self) -> None:
-        """Wait until all work is done, and ignore its statuses."""
-        self.pending = None
-        self.wait_here()
-
     def wait_here(self) -> None:
         """Wait until all work on the stream is done.
 
@@ -131,8 +128,12 @@ class Lane:
         self.n_waits += 1
 
     def release(self) -> None:
-        """Wait until all work is done, and give the memory back."""
-        self.drain()
+        """Wait until all work is done, ignore its statuses, and give the memory back.
+
+        Raises as `wait_here`.
+        """
+        self.pending = None
+        self.wait_here()
         for slab in (*self._slabs, *self._pinned):
             slab.release()
 

@@ -85,7 +85,7 @@ class DeviceSink:
         self._lanes: list[Lane] = []
         try:
             self._make_lanes(budget)
-            self._place(targets, entries)
+            self._upload_tables(targets, entries)
         except BaseException:
             self.abandon()
             raise
@@ -96,8 +96,8 @@ class DeviceSink:
             self._streams.append(self.device.create_stream())
             self._lanes.append(Lane(self.device, self._streams[-1], budget, counts))
 
-    def _place(self, targets: Targets, entries: Sequence[Event]) -> None:
-        """Upload the tables of the targets, for which all lanes wait."""
+    def _upload_tables(self, targets: Targets, entries: Sequence[Event]) -> None:
+        """Queue the upload, for which all lanes wait, as they do for `entries`."""
         device, first = self.device, self._lanes[0].stream
         self._targets = place_targets(device, targets, first)
         self._is_placed = device.record(first)

@@ -108,15 +108,11 @@ class _LookingSink:
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
         """Decode the inner chunks in some requests; raises as `HostSink.place`."""
-        located, spans = ranged.located, ranged.spans
         for r, data in fetched:
             rows = ranged.rows_of(r)
-            starts, stops = (spans[:, rows] - ranged.requests.start[r]).tolist()
-            lows = (spans[0, rows] - located.start[rows]).tolist()
-            sizes = (located.stop[rows] - located.start[rows]).tolist()
-            places = zip(rows.tolist(), starts, stops, lows, sizes, strict=True)
-            for row, start, stop, low, nbytes in places:
-                stored = completed(job.source.room, data[start:stop], low, nbytes)
+            cuts = ranged.cuts(rows, int(ranged.requests.start[r]))
+            for row, (start, stop, *whole) in zip(rows.tolist(), cuts, strict=True):
+                stored = completed(job.source.room, data[start:stop], *whole)
                 decode_row(job, ranged.block, row, stored)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,3 +106,15 @@ class RangedBlock:
         return self.requests.order[
             self.requests.bounds[r] : self.requests.bounds[r + 1]
         ]
+
+    def cuts(self, rows: Ints, base: int) -> Iterator[tuple[int, int, int, int]]:
+        """Where inner chunks lie in the bytes of their object from offset `base` on.
+
+        For each: its first byte there and one past its last, where these bytes begin in
+        the stored inner chunk, and how many that has.
+        """
+        spans, start = self.spans[:, rows], self.located.start[rows]
+        first, last = (spans - base).tolist()
+        low = (spans[0] - start).tolist()
+        stored_nbytes = (self.located.stop[rows] - start).tolist()
+        return zip(first, last, low, stored_nbytes, strict=True)

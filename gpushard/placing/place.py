@@ -121,16 +121,11 @@ class HostSink:
 
         Adjacent rows with the same byte range are decoded once.
         """
-        located = ranged.located
-        spans = ranged.spans[:, rows]
-        starts, stops = (spans - base).tolist()
-        lows = (spans[0] - located.start[rows]).tolist()
-        sizes = (located.stop[rows] - located.start[rows]).tolist()
         parts = ranged.block.part[rows].tolist()
         indexes = self._indexes(ranged.block, rows)
         decoded: tuple[int, ...] = ()
         chunk: NDArray[Any] = _NOTHING
-        for i, here in enumerate(zip(starts, stops, lows, sizes, strict=True)):
+        for i, here in enumerate(ranged.cuts(rows, base)):
             if decoded != here:
                 chunk = _NOTHING  # frees the previous one before the next
                 span = fetched[here[0] : here[1]]
