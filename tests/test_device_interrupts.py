@@ -18,7 +18,9 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from device_fetch_cases import emulated, small_batches, stored
 from forked import answers_in_a_fork
+from gpushard import Loader
 from gpushard.devices.lane import Lane
+from gpushard.loader import reading
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.options import Options
 from interrupts import is_cut_off
@@ -33,6 +35,7 @@ CHAINS = {
 }
 # From the first stream to the last that is given back.
 MODULES = ("devices/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
+LOADER = ("loader/reading.py", "loader/places.py", "loader/batches.py")
 # Python looks for signals at calls and at the ends of loops, not before these.
 UNREACHED = ("try:", "with self._lane() as lane:", "raise", "self.abandon()")
 
@@ -106,6 +109,28 @@ def test_a_second_interrupt_does_not_end_the_wait_for_what_is_under_way(
                 if not is_clean(device, a, values):
                     return False
         return False
+
+    assert answers_in_a_fork(work)
+
+
+def test_an_interrupt_at_any_line_of_a_loader_leaves_no_work(tmp_path, monkeypatch):
+    """The rows that its kernels write to are given back before its reads are."""
+    values = stored(tmp_path, CHAINS["zstd"], (40, 20))
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 200)
+
+    def work():
+        for n_line in count(1, 5):
+            device = emulated(seed=n_line)
+            loader = Loader(opened(tmp_path, device), batch_size=7, prefetch_factor=0)
+            was_cut = is_cut_off(lambda it=loader: [*it], n_line, LOADER, UNREACHED)
+            del loader
+            gc.collect()
+            device.drain()
+            if not was_cut:
+                break
+        loader = Loader(opened(tmp_path, device), batch_size=7, prefetch_factor=0)
+        got = [batch.get() for batch in loader]
+        return n_line > 300 and np.array_equal(np.concatenate(got), values)
 
     assert answers_in_a_fork(work)
 

@@ -131,16 +131,18 @@ class _Lease:
         device: Device,
         consumer: Callable[[], Stream],
     ) -> None:
-        leased[id(self)] = buffer
         self._leased = leased
         self._free = free
         self._device = device
         self._consumer = consumer
+        leased[id(self)] = buffer
 
     def __del__(self) -> None:
         if sys.is_finalizing():  # modules may be gone already
             return
-        buffer = self._leased.pop(id(self))
+        buffer = getattr(self, "_leased", {}).pop(id(self), None)
+        if buffer is None:  # it was interrupted as it was made
+            return
         # Memory of a device that failed is never reused.
         with suppress(DeviceError):
             event = self._device.record(self._consumer())

@@ -194,8 +194,8 @@ class Reader:
         begun: deque[Planned] = deque()
         try:
             for planned in plans:
-                self._begin(planned)
                 begun.append(planned)
+                self._begin(planned)
                 del planned
                 if len(begun) > self.n_behind:
                     yield self._oldest(begun)
@@ -204,16 +204,18 @@ class Reader:
         except Stopped:  # nobody waits for loads any more
             return
         finally:
-            for left in begun:
+            for left in (*self.attempts, *begun):
                 self.place.abandon(left.jobs)
+            self.attempts.clear()
 
     def _oldest(self, begun: deque[Planned]) -> Load:
         """Load of the read that was begun first, which is begun no more.
 
-        If a device broke of damage, that may be damage in any of the reads.
+        If a device broke of damage, that may be damage in any of the reads. After an
+        error or an interrupt, `begun` and `attempts` have what is to be abandoned.
         """
         try:
-            return self._load(begun[0])
+            load = self._load(begun[0])
         except DeviceError as error:
             reads = [*self.attempts, *begun]
             for read in reads:
@@ -222,9 +224,9 @@ class Reader:
                 with self._failing(read):
                     self.place.blame(error, read.jobs, self.stop)
             raise
-        finally:
-            begun.popleft()
-            self.attempts.clear()
+        begun.popleft()
+        self.attempts.clear()
+        return load
 
     def _load(self, begun: Planned) -> Load:
         start, samples = begun.start, begun.samples
