@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpushard import Loader
+from gpushard import Array, Loader
 from loader_data import ORDERS, images, labels
 from real_gpu import cuda_device
 
@@ -17,13 +17,20 @@ def _needs_a_gpu():
     cuda_device()
 
 
+def placed(array, placement):
+    """The array, decoded where `placement` says; the host reads little by "cost"."""
+    options = array.source.options.but(placement=placement)
+    return Array(array.source.under(options))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scale", [None, 1 / 255])
-@pytest.mark.parametrize("fixture", ["device_begins_at_once", None])
-def test_batches_are_those_of_the_host(order, scale, fixture, request):
-    if fixture is not None:
-        request.getfixturevalue(fixture)
-    arrays = {"images": images(), "labels": labels()}
+@pytest.mark.parametrize("placement", ["cost", "device"])
+def test_batches_are_those_of_the_host(order, scale, placement):
+    arrays = {
+        "images": placed(images(), placement),
+        "labels": placed(labels(), placement),
+    }
     options = ORDERS[order] | {"batch_size": 8, "scale": {"images": scale}}
     there = Loader(arrays, device="cuda", **options)
     here = Loader(arrays, device="cpu", **options)
@@ -33,11 +40,10 @@ def test_batches_are_those_of_the_host(order, scale, fixture, request):
             assert np.array_equal(got[name].get(), values)
 
 
-@pytest.mark.usefixtures("device_begins_at_once")
 def test_tensors_are_on_the_gpu_in_the_same_memory():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
     options = {"batch_size": 8, "shuffle": True}
-    there = Loader(images(), device="cuda", to="torch", **options)
+    there = Loader(placed(images(), "device"), device="cuda", to="torch", **options)
     used = torch.cuda.Stream()
     with torch.cuda.stream(used):
         sums = [batch.to(torch.float64).sum() for batch in there]

@@ -136,6 +136,7 @@ SLOW_HOST = {**RATES, "zstd": Rates(1e12, 1e12, 1.0)}
 SLOW_DEVICE = {**RATES, "zstd": Rates(1.0, 1.0, 1e12)}
 
 
+@pytest.mark.usefixtures("device_begins_at_once")
 @pytest.mark.parametrize(
     ("placement", "rates", "where"),
     [
