@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import warnings
@@ -10,12 +11,16 @@ from collections.abc import Callable
 
 def answers_in_a_fork(work: Callable[[], bool]) -> bool:
     """Whether `work` is true in a forked process, which has half a minute for it."""
+
+    def answer() -> None:
+        # What thousands of tests have left is not walked through by each collection.
+        gc.freeze()
+        os._exit(0 if work() else 1)
+
     with warnings.catch_warnings():
         # Python warns of forks of a process that has threads; that is what is tested.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = multiprocessing.get_context("fork").Process(
-            target=lambda: os._exit(0 if work() else 1)
-        )
+        process = multiprocessing.get_context("fork").Process(target=answer)
         process.start()
     process.join(30)
     if process.exitcode is None:
