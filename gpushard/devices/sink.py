@@ -6,7 +6,6 @@ The host decodes the inner chunks that the device refuses.
 from __future__ import annotations
 
 import logging
-import queue
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from gpushard.devices.payload.direct import choose_fetch
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import estimate, load_of
 from gpushard.devices.scattering.targets import Targets, place_targets
+from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
@@ -78,7 +78,7 @@ class DeviceSink:
         self.pinned_nbytes = budget.pinned_nbytes
         self.batch_nbytes = budget.encoded_nbytes
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
-        self._idle: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        self._idle: Spares[Lane] = Spares()
         fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
         self.fetch, self.fetch_label = fetch.fetch, fetch.label
         self._streams: list[Stream] = []
@@ -209,15 +209,13 @@ class DeviceSink:
             held.retire_all()
             yield held
             return
-        lane = self._idle.get()
-        try:
-            lane.retire_all()
-            yield lane
-        except BaseException:
-            lane.let_go()
-            raise
-        finally:
-            self._idle.put(lane)
+        with self._idle.one() as lane:
+            try:
+                lane.retire_all()
+                yield lane
+            except BaseException:
+                lane.let_go()
+                raise
 
     def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
         """Enqueue writing the fill value, in smaller batches if memory runs out."""
@@ -287,15 +285,7 @@ class DeviceSink:
     def _make_room(self, lane: Lane) -> None:
         """Give back the memory of a lane that ran out of it, and of an idle lane."""
         lane.release()
-        try:
-            other = self._idle.get_nowait()
-        except queue.Empty:
-            return
-        try:
-            other.retire_all()
-            other.release()
-        finally:
-            self._idle.put(other)
+        self._idle.use_one(_release)
 
     def _batches(self, n: int) -> Iterator[slice]:
         """Slices of `n` inner chunks that fit a batch."""
@@ -309,6 +299,12 @@ class DeviceSink:
         """Order that sorts columns of a block by the target that they land in."""
         target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
+
+
+def _release(lane: Lane) -> None:
+    """Give back the memory of a lane once its last batch is settled."""
+    lane.retire_all()
+    lane.release()
 
 
 def most_rows(decoded_nbytes: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from gpushard.devices.payload.landing import (
 )
 from gpushard.devices.scattering.targets import Copies
 from gpushard.devices.slabs import PinnedSlab
+from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Job
@@ -118,9 +118,9 @@ class RingFetch:
 
     def __init__(self, device: Device, budget: Budget, why: str) -> None:
         self.label = f"ring of {budget.n_slots} pinned slots ({why})"
-        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        for _ in range(budget.n_slots):
-            self._free.put(Slot(device, budget.encoded_nbytes))
+        self._free = Spares(
+            Slot(device, budget.encoded_nbytes) for _ in range(budget.n_slots)
+        )
 
     @contextmanager
     def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
@@ -156,12 +156,9 @@ class RingFetch:
 
         Raises as `Slot.reclaim`.
         """
-        slot = self._free.get()
-        try:
+        with self._free.one() as slot:
             slot.reclaim()
             yield slot
-        finally:
-            self._free.put(slot)
 
 
 def _landing(slot: Slot, nbytes: int) -> SlotLanding | HostLanding:

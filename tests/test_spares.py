@@ -1,0 +1,97 @@
+"""Lanes and slots are handed out one at a time, and an interrupt ends all waits."""
+
+from __future__ import annotations
+
+import queue
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from gpushard.devices.spares import Spares
+
+
+class Interrupted(queue.SimpleQueue):
+    """Gives one thing to nobody, as an interrupt at the end of `get` does."""
+
+    def get(self, *args):
+        super().get(*args)
+        raise KeyboardInterrupt
+
+    def get_nowait(self):
+        return self.get()
+
+
+def interrupt_next(spares):
+    """Have the next of `spares` be lost; later ones are handed out as ever."""
+    usual, losing = spares._unused, Interrupted()
+    losing.put(usual.get_nowait())
+    losing.put = usual.put
+    spares._unused = losing
+    return usual
+
+
+def test_the_one_unused_for_longest_is_handed_out_first():
+    spares = Spares("ab")
+    with spares.one() as first:
+        pass
+    with spares.one() as second, spares.one() as third:
+        assert (first, second, third) == ("a", "b", "a")
+
+
+def test_one_that_is_used_is_waited_for():
+    spares, is_wanted = Spares("a"), Event()
+
+    def use():
+        is_wanted.set()
+        with spares.one() as thing:
+            return thing
+
+    with ThreadPoolExecutor(1) as pool:
+        with spares.one():
+            other = pool.submit(use)
+            assert is_wanted.wait(5)
+            assert not other.done()
+        assert other.result(5) == "a"
+
+
+def test_one_comes_back_from_work_that_fails():
+    spares = Spares("a")
+    with pytest.raises(ValueError, match="no"), spares.one():
+        raise ValueError("no")
+    with pytest.raises(ZeroDivisionError):
+        spares.use_one(lambda _: 1 / 0)
+    with spares.one() as thing:
+        assert thing == "a"
+
+
+def test_use_one_does_not_wait():
+    spares, used = Spares("a"), []
+    with spares.one():
+        spares.use_one(used.append)
+    assert used == []
+    spares.use_one(used.append)
+    assert used == ["a"]
+
+
+def wait_for_one(spares):
+    with spares.one():
+        pytest.fail("there is none left")
+
+
+def ask_for_one(spares):
+    spares.use_one(pytest.fail)
+
+
+@pytest.mark.parametrize("take", [wait_for_one, ask_for_one])
+def test_one_lost_to_an_interrupt_ends_the_waits_of_all_others(take):
+    spares = Spares("a")
+    usual = interrupt_next(spares)
+    with pytest.raises(KeyboardInterrupt):
+        take(spares)
+    spares._unused = usual
+    with ThreadPoolExecutor(2) as pool:
+        for other in [pool.submit(wait_for_one, spares) for _ in range(2)]:
+            with pytest.raises(KeyboardInterrupt):
+                other.result(5)
+    ask_for_one(spares)  # for nothing, and without a wait
