@@ -34,7 +34,7 @@ settings.register_profile(
 settings.register_profile(
     "ci", parent=settings.get_profile("explore"), max_examples=60, derandomize=True
 )
-settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=25)
+settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=15)
 settings.load_profile("quick")
 
 

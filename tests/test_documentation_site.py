@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gpushard
+from cuda_host.build import only_one
 
 ROOT = Path(__file__).parents[1]
 # What a browser fetches by itself, as against what one may click on.
@@ -24,11 +25,26 @@ FETCHED = re.compile(
 def site(tmp_path_factory) -> Path:
     if find_spec("material") is None:
         pytest.skip("the extra `docs` is not installed in this lane")
-    directory = tmp_path_factory.mktemp("site")
+    directory = shared_by_workers(tmp_path_factory) / "site"
+    with only_one(directory):
+        if not directory.exists():
+            build(directory)
+    return directory
+
+
+def shared_by_workers(tmp_path_factory) -> Path:
+    """Directory of this run of pytest, with all its processes."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def build(directory: Path) -> None:
+    """Build the site, or fail with what is wrong with it and leave nothing."""
+    part = directory.with_suffix(".part")
     # Not --quiet: that loses the warnings before --strict counts them.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     run = subprocess.run(
-        [*command, "--site-dir", directory],
+        [*command, "--site-dir", part],
         cwd=ROOT,
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -37,7 +53,7 @@ def site(tmp_path_factory) -> Path:
     )
     assert run.returncode == 0, run.stderr
     assert "WARNING" not in run.stderr
-    return directory
+    part.rename(directory)
 
 
 def test_every_page_is_built_and_fetches_nothing_from_elsewhere(site):

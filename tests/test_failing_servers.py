@@ -132,13 +132,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 @by_every_way
 @pytest.mark.parametrize("fault", REFUSED)
 def test_a_fault_that_cannot_be_got_round_is_an_error_in_time(server, fault, way):
-    a = opened(server, way, patience_s=1.5)
+    # Processes of a busy machine may stand still for more than a second.
+    a = opened(server, way, patience_s=2.5)
     for name, value in REFUSED[fault].items():
         setattr(server, name, value)
     started = time.perf_counter()
     with pytest.raises((gpushard.StoreError, gpushard.CorruptShardError)) as caught:
         a[FEW]
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 6
     assert str(caught.value).endswith(".")
     assert ("several parts" in fault) == ("several parts" in str(caught.value))
     for name in REFUSED[fault]:
