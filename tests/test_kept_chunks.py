@@ -159,7 +159,10 @@ def test_any_array_reads_alike_with_what_is_kept(tmp_path_factory, stored, way, 
         note(f"{key=}")
         want = np.asarray(take_orthogonal(full, key), full.dtype)
         for _ in range(2):
-            assert_same_bits(np.asarray(a.oindex[key]).reshape(want.shape), want)
+            got = a.oindex[key]
+            if want.shape:  # a scalar of text would lose the length of its type
+                got = np.asarray(got).reshape(want.shape)
+            assert_same_bits(got, want)
 
 
 @pytest.mark.parametrize(
