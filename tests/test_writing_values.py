@@ -194,3 +194,17 @@ def test_of_many_values_for_one_element_the_last_wins(n, tmp_path):
         want[where] = np.arange(n)
         assert a[...].tolist() == want.tolist()
         a[...] = 0
+
+
+@pytest.mark.filterwarnings("ignore:The data type .* Zarr:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+@pytest.mark.parametrize(("dtype", "fill"), [("U3", "b"), ("S3", b""), ("U1", "é")])
+def test_text_that_is_the_fill_value_is_not_stored(dtype, fill, tmp_path):
+    a = gpushard.create_array(
+        tmp_path / "a", shape=(8,), dtype=dtype, chunks=(2,), fill_value=fill
+    )
+    a[...] = np.array(["x"] * 8, dtype)
+    a[2:5] = fill
+    kept = sorted(path.name for path in (tmp_path / "a" / "c").iterdir())
+    assert kept == ["0", "2", "3"]
+    assert a[1:6].tolist() == [a[0], fill, fill, fill, a[0]]

@@ -198,7 +198,8 @@ def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
     if not chunk.size:
         return True
     fill = np.frombuffer(fill_value.tobytes(), np.uint8)
-    if chunk.flat[0].tobytes() != fill.tobytes():
+    # A scalar of text lacks the zeros behind its last character.
+    if chunk.flat[:1].tobytes() != fill.tobytes():
         return False
     elements = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
     return bool(np.all(elements.reshape(-1, len(fill)) == fill))
