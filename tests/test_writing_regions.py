@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zarr
 
+import gpushard
 import strategies as sts
 from gpushard.layout import GridAxis
 from gpushard.selecting.expressions import points
@@ -48,3 +50,14 @@ def test_portions_cover_an_inner_chunk_as_far_as_it_lies_in_the_array(
         ((cell, part),) = written_parts(selection, layout, most).cells(axes)
         assert cell == (1, 1)
         assert part.covers((2, 2)) == is_whole
+
+
+@pytest.mark.parametrize("write", ["points", "mask", "empty mask"])
+def test_points_without_axes_are_the_only_element(write, tmp_path):
+    a = gpushard.create_array(tmp_path / "a", shape=(), dtype="i4", chunks=())
+    if write == "points":
+        a.vindex[()] = 3
+    else:
+        a[write == "mask"] = 3
+    want = 0 if write == "empty mask" else 3
+    assert zarr.open_array(tmp_path / "a")[()] == want

@@ -327,6 +327,9 @@ def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[A
     """Part of the whole array, and the values in the layout that its parts use."""
     if isinstance(selection, Orthogonal):
         return Box(selection.axes), selection.on_grid(values)
+    if not selection.coordinates and len(selection.out_index):
+        # Without axes, every point is the only element.
+        return Box(()), values.reshape(-1)[-1:].reshape(())
     part = Scattered(selection.coordinates, selection.out_index)
     return part, values.reshape(-1)
 
