@@ -208,3 +208,9 @@ def test_text_that_is_the_fill_value_is_not_stored(dtype, fill, tmp_path):
     kept = sorted(path.name for path in (tmp_path / "a" / "c").iterdir())
     assert kept == ["0", "2", "3"]
     assert a[1:6].tolist() == [a[0], fill, fill, fill, a[0]]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i2", "f4", "M8[s]", "U2", "i4,f4"])
+def test_an_empty_list_holds_no_value_that_does_not_fit(dtype):
+    got = fitting_values([[], []], (2, 0), np.dtype(dtype))
+    assert_same_bits(got, np.empty((2, 0), dtype))

@@ -81,6 +81,8 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind in _UNSIZED:
         return np.asarray(value, _UNSIZED[dtype.kind])
     array = np.asarray(value)
+    if not array.size:  # to NumPy, an empty list has floats
+        return array.astype(dtype)
     if dtype.kind in "mM" and array.dtype.kind in "UO":
         found = np.asarray(value, dtype)
         # Python's own times have microseconds.
@@ -90,7 +92,7 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     if array.dtype.kind in "biufc" and dtype.kind in "biufc":
         check = np.result_type(array.dtype, dtype)
         if (array.dtype.kind in "iu" and dtype.kind in "iu") or check == dtype:
-            return np.asarray(value, dtype) if array.size else array.astype(dtype)
+            return np.asarray(value, dtype)
     return array
 
 
