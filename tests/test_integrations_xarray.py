@@ -261,6 +261,30 @@ def test_arrays_without_names_of_dimensions_are_refused_by_name(tmp_path):
     assert not ours(tmp_path, drop_variables="bare")
 
 
+@pytest.mark.parametrize("named", ["xy", 2, {"x": 0, "y": 1}, ["x"], ["x", None]])
+def test_an_attribute_that_does_not_name_the_dimensions_is_refused(named, tmp_path):
+    attributes = {"_ARRAY_DIMENSIONS": named}
+    group = zarr.create_group(tmp_path)
+    group.create_array("bare", data=np.zeros((2, 3)), attributes=attributes)
+    with pytest.raises(gpushard.MetadataError, match="a name for every dimension"):
+        ours(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("f4", "NaN"), ("f8", "AAAA"), ("c8", ["AAAAAAAAHEA="])]
+)
+def test_a_fill_value_that_xarray_cannot_decode_is_named(dtype, fill, tmp_path):
+    group = zarr.create_group(tmp_path)
+    for name, attributes in (("good", {}), ("bad", {"_FillValue": fill})):
+        values = np.ones(2, dtype)
+        group.create_array(
+            name, data=values, dimension_names=["x"], attributes=attributes
+        )
+    with pytest.raises(gpushard.MetadataError, match=r"bad.*attributes\._FillValue"):
+        ours(tmp_path)
+    assert list(ours(tmp_path, drop_variables="bad")) == ["good"]
+
+
 def test_a_broken_variable_is_named_and_can_be_left_out(tmp_path):
     group = zarr.create_group(tmp_path / "g")
     for name in ("x", "y", "below/z"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +227,8 @@ def _dimensions(array: Array) -> tuple[str, ...]:
     names = array.dimension_names or array.attrs.get(DIMENSION_NAMES)
     if names is None and array.ndim == 0:
         return ()
-    if names is None or len(names) != array.ndim or None in names:
+    is_list = isinstance(names, tuple | list)
+    if not is_list or len(names) != array.ndim or None in names:
         raise MetadataError(
             "xarray needs a name for every dimension",
             array_path=array.path,
@@ -244,12 +246,27 @@ def _attributes(array: Array) -> dict[str, Any]:
         return {**attributes, "_FillValue": array.fill_value}
     fill = attributes.get("_FillValue")
     # xarray stores the `_FillValue` of floats in base64; other writers store numbers.
-    if isinstance(fill, str) and array.dtype.kind in "f":
-        attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype.str)
-    if isinstance(fill, list) and array.dtype.kind == "c":
-        parts: list[Any] = [FillValueCoder.decode(part, "f8") for part in fill]
-        attributes["_FillValue"] = complex(*parts)
+    if isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
+        attributes["_FillValue"] = _fill_value_in_base64(fill, array)
     return attributes
+
+
+def _fill_value_in_base64(spelled: Any, array: Array) -> Any:
+    try:
+        if array.dtype.kind == "f":
+            return FillValueCoder.decode(spelled, "f8")
+        parts: list[Any] = [FillValueCoder.decode(part, "f8") for part in spelled]
+        real, imaginary = parts
+    except (TypeError, ValueError, struct.error) as error:
+        raise MetadataError(
+            "xarray cannot decode this fill value",
+            array_path=array.path,
+            json_path="attributes._FillValue",
+            expected="a number, or its 8 bytes in base64",
+            got=repr(spelled),
+            hint="leave the array out with drop_variables, or correct the attribute",
+        ) from error
+    return complex(real, imaginary)
 
 
 def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
