@@ -194,3 +194,13 @@ def test_random_rows_are_read_where_all_of_them_are_allowed(n_rows, n_workloads)
 
 def test_what_is_no_array_is_refused_in_a_sentence(tmp_path):
     assert "there is no directory" in sentence(run("bench", tmp_path / "none", code=2))
+
+
+@pytest.mark.filterwarnings("ignore:The data type .* Zarr:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+def test_a_contender_that_has_another_axis_of_raw_bytes_is_left_out(tmp_path):
+    pytest.importorskip("tensorstore")
+    values = np.arange(56, dtype="u1").view("V7")
+    zarr.create_array(tmp_path, shape=(8,), dtype="V7", chunks=(2,))[...] = values
+    facts = run_json("bench", tmp_path, "--repetitions", "1")
+    assert "tensorstore" not in facts["versions"]

@@ -99,6 +99,8 @@ def _tensorstore(array: Array) -> Contender | None:
         handle: Any = tensorstore.open(spec, read=True).result()
     except ValueError:  # a data type or a codec that it does not know
         return None
+    if handle.rank != array.ndim:  # it makes an axis of an element's raw bytes
+        return None
 
     def read(key: Key) -> NDArray[Any]:
         takes = any(isinstance(item, np.ndarray) for item in key)
