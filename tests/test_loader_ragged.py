@@ -56,6 +56,17 @@ def test_ragged_and_other_arrays_are_aligned():
         Loader({"text": Ragged(tokens(), OFFSETS[:-1]), "label": arrays["label"]})
 
 
+def test_ragged_samples_lie_beside_patches_of_several_axes():
+    """Several patches begin at one row, so there are more samples than ragged rows."""
+    field = np.arange(N * 9, dtype="i4").reshape(N, 9)
+    arrays = {"text": Ragged(tokens(), OFFSETS), "patch": stored(field, (5, 9))}
+    options = {"window": {"patch": (2, 3)}, "stride": (2, 3), "return_index": True}
+    for batch in Loader(arrays, batch_size=10, shuffle=True, **options):
+        row, column = batch["index"] // 3 * 2, batch["index"] % 3 * 3
+        assert_samples(batch["text"], row)
+        assert np.array_equal(batch["patch"][:, 0, 0], field[row, column])
+
+
 def test_a_packed_batch_is_values_and_offsets():
     packed = Ragged(tokens(), OFFSETS, packed=True)
     options = {"batch_size": 8, "shuffle": True, "return_index": True}
@@ -258,5 +269,5 @@ def test_samples_touch_the_rows_that_they_have_and_take_memory_for_these():
     for rows, want in [((4, 9), [2]), ((3, 6), [0, 2]), ((9, 12), [3])]:
         touched = field.touches(samples, [rows])
         assert np.flatnonzero(touched).tolist() == want  # sample 1 is empty
-    few, many = field.nbytes_of(np.array([1])), field.nbytes_of(np.array([1, 2]))
+    few, many = field.nbytes_of(samples[1:2]), field.nbytes_of(samples[1:3])
     assert 0 < few < many - 5 * 4

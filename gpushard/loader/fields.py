@@ -128,9 +128,9 @@ class Field:
         """Entries of a sample in columns: 1 for a short row or a patch, else 0."""
         return int(not (self.lists_rows and self._has_long_rows))
 
-    def nbytes_of(self, samples: Ints) -> int:
-        """Memory for these samples during the read, in bytes."""
-        return len(samples) * self.load_nbytes
+    def nbytes_of(self, origins: Ints) -> int:
+        """Memory for the samples at `origins` during the read, in bytes."""
+        return len(origins) * self.load_nbytes
 
     @property
     def touched_part(self) -> float:

@@ -89,10 +89,11 @@ class RaggedField(Field):
         """Mean memory for a sample during the read, in bytes."""
         return int(self._mean_length * self.row_nbytes) + _COLUMNS_NBYTES
 
-    def nbytes_of(self, samples: Ints) -> int:
+    def nbytes_of(self, origins: Ints) -> int:
         """See `Field`: computed from the lengths of these samples."""
-        n_rows = int((self.offsets[samples + 1] - self.offsets[samples]).sum())
-        return n_rows * self.row_nbytes + len(samples) * _COLUMNS_NBYTES
+        sample = origins[:, 0]
+        n_rows = int((self.offsets[sample + 1] - self.offsets[sample]).sum())
+        return n_rows * self.row_nbytes + len(sample) * _COLUMNS_NBYTES
 
     @property
     def n_listed(self) -> int:

@@ -162,11 +162,12 @@ class Reader:
             n_whole = _whole_batches(start, n_wanted, least)
             stop = load_end(order, share, start, n_whole)
             samples = order.at(share.positions(start, stop))
-            is_large = sum(f.nbytes_of(samples) for f in fields) > most_nbytes
+            origins = self.origins.of(samples)
+            is_large = sum(f.nbytes_of(origins) for f in fields) > most_nbytes
             if is_large and n_wanted > least:
                 n_wanted = max(n_wanted // 2, least)
                 continue
-            handed = [self._planned(start, samples)]
+            handed = [self._planned(start, samples, origins)]
             # Free threads begin with it once the read ahead leaves them nothing to do,
             # even while a result is handed out to a consumer, who then holds the
             # interpreter's lock.
@@ -256,10 +257,9 @@ class Reader:
             begun = self._begun(begun.start, begun.samples)
         return self._finish(begun)
 
-    def _planned(self, start: int, samples: Ints) -> Planned:
+    def _planned(self, start: int, samples: Ints, origins: Ints) -> Planned:
         """A planned read of all fields; `_finish` raises its errors."""
         planned = Planned(start, samples)
-        origins = self.origins.of(samples)
         with self._failing_later(planned):
             for one in self.fields:
                 jobs, done = self.place.read(one, origins)
@@ -312,7 +312,7 @@ class Reader:
 
     def _begun(self, start: int, samples: Ints) -> Planned:
         self.attempts.clear()  # its memory is not to be held beside the next one's
-        planned = self._planned(start, samples)
+        planned = self._planned(start, samples, self.origins.of(samples))
         self.attempts.append(planned)
         self._begin(planned)
         return planned
