@@ -20,6 +20,7 @@ from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, UnsupportedError
 from gpushard.devices import reading as device_reading
 from gpushard.loader import reading
+from gpushard.rolling import RollingArray
 from loader_data import IMAGES, LABELS, ORDERS, N, images, labels, stored
 from zarr_oracle import quiet_zarr
 
@@ -181,6 +182,19 @@ def test_a_loader_is_where_its_arrays_are(device):
         Loader(there, to="numpy")
     with pytest.raises(OptionError, match="to='cupy'"):
         Loader(a, to="cupy")
+
+
+def test_a_rolling_array_is_loaded_where_it_was_opened(device, tmp_path):
+    options = {"shape": (0, 2, 3), "dtype": "u2", "chunks": (4, 2, 3)}
+    RollingArray.create(tmp_path, **options).append(IMAGES[:24])
+    rolling = RollingArray.open(tmp_path, device=device)
+    batch = next(iter(Loader(rolling, batch_size=4)))
+    assert isinstance(batch, EmulatedArray)
+    assert np.array_equal(batch.get(), IMAGES[:4])
+    batches = next(iter(Loader((rolling, rolling.view()), batch_size=4)))
+    assert all(isinstance(batch, EmulatedArray) for batch in batches)
+    with pytest.raises(OptionError, match="on one device"):
+        Loader((rolling, images()))
 
 
 def test_what_no_device_holds_is_refused(device):

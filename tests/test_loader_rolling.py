@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,16 @@ def test_an_epoch_keeps_its_window_while_the_array_grows(rolling, tmp_path):
             rolling.append(IMAGES[:24] + 1000)
     assert step == HELD // 8 - 1
     assert len(loader) == HELD // 8
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["rows", "ragged"])
+def test_a_pickled_loader_keeps_its_window_while_the_array_grows(rolling, wrapped):
+    arrays = Ragged(rolling, np.arange(0, HELD + 1, 2)) if wrapped else rolling
+    loader = Loader(arrays, **OPTIONS)
+    rolling.append(IMAGES[:24] + 1000)
+    again = pickle.loads(pickle.dumps(loader))
+    assert len(again) == len(loader) == (HELD // 8 if not wrapped else HELD // 16)
+    assert again.state_dict() == loader.state_dict()
 
 
 def test_samples_that_rolled_off_in_mid_epoch_are_an_error_at_once(rolling, tmp_path):

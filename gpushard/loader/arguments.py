@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from gpushard.loader.fields import Field, usable_source
 from gpushard.loader.ragged import Ragged, RaggedField, read_offsets
 from gpushard.loader.windows import Cut, Origins, Padding, lay_origins
 from gpushard.placing.outputs import parsed_dtype
+from gpushard.rolling.reader import RollingReader
 from gpushard.selecting.selection import Ints
 
 if TYPE_CHECKING:
@@ -36,6 +38,22 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
             got=repr(value),
         )
     return value
+
+
+def held_arrays(arrays: Any) -> Any:
+    """The caller's arrays, opened; a rolling one with the window that it has now.
+
+    A pickled loader then has the window that it was made with.
+    """
+    form, given = Form.of(arrays)
+    return form.joined([_held(one) for one in given])
+
+
+def _held(array: Any) -> Any:
+    if isinstance(array, Ragged):
+        values, offsets = _held(array.values), _held(array.offsets)
+        return replace(array, values=values, offsets=offsets)
+    return array.view() if isinstance(array, RollingReader) else array
 
 
 def chosen_device(device: Any, arrays: Any) -> Device | None:

@@ -21,7 +21,6 @@ from gpushard.loader.memory import Memory
 from gpushard.loader.windows import Cut, rows_of_all
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.rolling.reader import RollingReader
 from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import Ints
 
@@ -286,8 +285,6 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
     OptionError
         The object is no array of gpushard, or it has no axis to take samples from.
     """
-    if isinstance(array, RollingReader):
-        array = array.view()
     if not isinstance(array, Source):
         raise OptionError(
             f"{name} of a loader must be an array of gpushard",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
+from gpushard.loader.arguments import held_arrays
 from gpushard.loader.batches import Batch, Kind
 from gpushard.loader.iteration import Pass
 from gpushard.loader.ranks import refuse_other_ranks
@@ -153,6 +154,7 @@ class Loader:
         return_index: bool = False,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ("self", "arrays")}
+        arrays = held_arrays(arrays)
         self._given = (arrays, given)
         self._finds_ranks = rank is None
         self._settings = settings = Settings.parse(arrays, given)
