@@ -214,6 +214,26 @@ def test_moving_a_mix_ends_the_iteration_that_runs():
     assert told(moved) == told(mix())
 
 
+@pytest.mark.parametrize("way", ["iterated", "closed", "moved", "resumed"])
+def test_an_iteration_begins_with_its_first_batch(way):
+    """Whatever happens between `iter` and the first `next` does not disturb it."""
+    whole, resumable, moved = mix("all"), mix("all"), mix("all")
+    first, second = told(whole), told(whole)
+    next(iter(resumable))
+    early, expected = iter(moved), first
+    if way == "iterated":
+        next(iter(moved))
+    elif way == "closed":
+        moved.close()
+    elif way == "moved":
+        moved.set_epoch(1)
+        expected = second
+    else:
+        moved.load_state_dict(resumable.state_dict())
+        expected = first[1:]
+    assert told(early) == expected
+
+
 def test_all_ranks_draw_the_same_and_share_each_epoch():
     def of_rank(rank):
         ranks = {"rank": rank, "world_size": 2, "batch_size": 2}

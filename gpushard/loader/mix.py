@@ -158,6 +158,11 @@ class Mix:
         return np.searchsorted(reach, number * reach[-1], side="right")
 
     def __iter__(self) -> Iterator[Any]:
+        self._pass = None  # the iteration that runs has ended
+        return self._iterate()
+
+    def _begin(self) -> object:
+        """A new pass, the only one; at the start of the epoch unless it was resumed."""
         if not self._is_resumed:
             n_steps = None if self._is_asked else lambda: len(self)
             self._stand(self._standing.again(n_steps))
@@ -165,9 +170,11 @@ class Mix:
                 loader._start(self._standing.epoch)  # noqa: SLF001
         self._is_resumed = self._is_asked = False
         self._pass = begun = object()
-        return self._iterate(begun)
+        return begun
 
-    def _iterate(self, begun: object) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[Any]:
+        # Not before the first batch is asked for: until then, others may move the mix.
+        begun = self._begin()
         epoch = self._standing.epoch
         iterators = [iter(loader) for loader in self._loaders]
         step = self._standing.step
