@@ -272,51 +272,6 @@ def test_a_loader_goes_to_another_process(tmp_path):
     loader.close()
 
 
-A = images()
-WRONG = [
-    ({"batch_size": 0}, "batch_size"),
-    ({"batch_size": 2.5}, "batch_size"),
-    ({"prefetch_factor": -1}, "prefetch_factor"),
-    ({"seed": -1}, "seed"),
-    ({"uneven": "cut"}, "uneven"),
-    ({"to": "tensorflow"}, "to="),
-    ({"on_error": "ignore"}, "on_error"),
-    ({"num_threads": -2}, "num_threads"),
-    ({"block": "row", "shuffle": True}, "block"),
-    ({"block": "chunk"}, "shuffle"),
-    ({"weights": [1] * N}, "no effect without replacement=True; pass"),
-    ({"buffer_blocks": 4, "shuffle": True}, "no effect without block=; pass block="),
-    ({"block": 2, "buffer_blocks": 0, "shuffle": True}, "buffer_blocks"),
-    ({"weights": [1, 2], "replacement": True}, "weights"),
-    ({"weights": [-1] * N, "replacement": True}, "weights"),
-    ({"num_samples": N + 1}, "num_samples"),
-    ({"sampler": [0], "shuffle": True}, "sampler"),
-    ({"sampler": [0], "buffer_blocks": 4}, "got buffer_blocks=; leave out sampler="),
-    ({"dtype": {"array": "f4"}}, "those of the loader have no names"),
-    ({"dtype": "no type"}, "dtype"),
-    ({"dtype": "S3"}, "numbers"),
-    ({"transform": 3}, "transform"),
-    ({"rank": 0.5, "world_size": 2}, "rank"),
-    ({"rank": "0", "world_size": 2}, "rank"),
-    ({"lead": 200}, "does not fit"),
-    ({"weights": [1e308] * N, "replacement": True}, "sum of weights"),
-    ({"sampler": iter([1, 2])}, "every epoch"),
-    ({"sampler": 5}, "every epoch"),
-]
-
-
-@pytest.mark.parametrize(("options", "named"), WRONG)
-def test_arguments_that_make_no_sense_are_refused(options, named):
-    with pytest.raises(OptionError, match=named):
-        Loader(A, **options)
-
-
-def test_a_sampler_that_names_no_sample_is_refused():
-    for sampler in ([0, N], [-1], [0.5], [[1]], [[1], [2, 3]]):
-        with pytest.raises(OptionError, match="sampler"):
-            list(Loader(A, sampler=sampler))
-
-
 def test_arrays_that_do_not_belong_together_are_refused():
     with pytest.raises(OptionError, match="103, 102"):
         Loader((images(), stored(LABELS[1:], (10,))))
@@ -330,10 +285,10 @@ def test_arrays_that_do_not_belong_together_are_refused():
 
 def test_no_array_of_a_dict_is_lost():
     with pytest.raises(OptionError, match="'index'"):
-        Loader({"index": A}, return_index=True)
-    assert list(next(iter(Loader({"index": A})))) == ["index"]
+        Loader({"index": images()}, return_index=True)
+    assert list(next(iter(Loader({"index": images()})))) == ["index"]
     with pytest.raises(OptionError, match="must be strings"):
-        Loader({1: A, "1": A})
+        Loader({1: images(), "1": images()})
 
 
 def test_a_group_is_loaded_by_the_names_of_its_arrays(tmp_path):

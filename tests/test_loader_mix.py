@@ -280,6 +280,9 @@ def test_figures_are_those_of_all_loaders_and_of_each():
         (None, {"weights": {"other": 1}}, "must name the loaders"),
         (None, {"stop": "never"}, "stop="),
         (None, {"seed": -1}, "seed="),
+        (None, {"weights": [1e308, 1e308]}, "sum of weights"),
+        (None, {"return_source": "no"}, "return_source= must be True or False"),
+        ({"none": few(sampler=[], shuffle=False)}, {}, "loader none of a mix has no"),
     ],
 )
 def test_what_is_no_mix_is_refused(loaders, options, said):

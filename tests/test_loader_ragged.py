@@ -186,11 +186,17 @@ def test_ragged_samples_lie_on_a_device(monkeypatch):
         ([], "one more"),
         ([0.5, 1.5], "whole numbers"),
         ([[0, 1]], "one more"),
+        ([[0, 1], [2]], "a flat list"),
     ],
 )
 def test_offsets_that_cut_nothing_are_refused(offsets, said):
     with pytest.raises(OptionError, match=said):
         Loader(Ragged(tokens(), offsets))
+
+
+def test_whether_samples_are_packed_is_true_or_false():
+    with pytest.raises(OptionError, match="packed= must be True or False"):
+        Loader(Ragged(tokens(), [0, 1], packed="no"))
 
 
 def test_ragged_samples_have_no_windows():

@@ -15,6 +15,7 @@ from gpushard.arguments import whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, SelectionError, UnsupportedError
+from gpushard.formats.document import MAX_LENGTH
 from gpushard.layout import GridAxis
 from gpushard.loader.batches import Form, Kind
 from gpushard.loader.conversion import Conversion
@@ -38,6 +39,23 @@ def one_of(value: Any, name: str, choices: Sequence[str]) -> Any:
             got=repr(value),
         )
     return value
+
+
+def count(value: Any, name: str, least: int = 1) -> int:
+    """`value`, a number of elements from `least` to as many as an axis can have."""
+    number = whole_number(value, name, least)
+    if number > MAX_LENGTH:  # int64 positions would overflow
+        raise OptionError(
+            f"{name}= is too large", expected=f"at most {MAX_LENGTH}", got=number
+        )
+    return number
+
+
+def flag(value: Any, name: str, hint: str | None = None) -> bool:
+    """`value`, which must be True or False: other values look like a choice."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptionError(f"{name}= must be True or False", got=repr(value), hint=hint)
+    return bool(value)
 
 
 def held_arrays(arrays: Any) -> Any:
@@ -173,7 +191,7 @@ def _field(
         Cut((len(offsets) - 1,)),
         made,
         offsets=offsets,
-        packed=array.packed,
+        packed=flag(array.packed, "packed"),
     )
 
 
@@ -185,7 +203,7 @@ def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
         raise OptionError(error.what, got=error.got, hint=error.hint) from error
     try:
         made = Conversion.to(stored, wanted, scale, offset)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
             "scale= and offset= must be numbers", got=f"{scale!r}, {offset!r}"
         ) from error
@@ -209,11 +227,15 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
 
 
 def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
-    shift = lead
-    if not isinstance(shift, int | np.integer) or isinstance(shift, bool):
-        raise OptionError(f"lead= of {name} must be a whole number", got=repr(lead))
+    is_whole = isinstance(lead, int | np.integer) and not isinstance(lead, bool)
+    if not is_whole or abs(shift := int(lead)) > MAX_LENGTH:
+        raise OptionError(
+            f"lead= of {name} must be a whole number",
+            expected=f"-{MAX_LENGTH} to {MAX_LENGTH}",
+            got=repr(lead),
+        )
     if window is None:
-        return Cut(shape, lead=int(shift))
+        return Cut(shape, lead=shift)
     given = tuple(window) if isinstance(window, tuple | list) else (window,)
     if not 1 <= len(given) <= len(shape):
         raise OptionError(
@@ -222,8 +244,8 @@ def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
             got=len(given),
             hint="pass one length for each of the first axes, or a number for axis 0",
         )
-    lengths = tuple(whole_number(n, "window", 1) for n in given)
-    return Cut(shape, lengths, int(shift), drop=False)
+    lengths = tuple(count(n, "window") for n in given)
+    return Cut(shape, lengths, shift, drop=False)
 
 
 def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Origins:
@@ -235,7 +257,7 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
         steps = (*cuts[0].window, *longest[len(cuts[0].window) :])
     else:
         given = stride if isinstance(stride, tuple | list) else (stride,) * n_axes
-        steps = tuple(whole_number(n, "stride", 1) for n in given)
+        steps = tuple(count(n, "stride") for n in given)
     if len(steps) != n_axes:
         raise OptionError(
             "stride= must have one distance for each axis of the window",
@@ -273,15 +295,12 @@ def block_of(block: Any) -> str | int:
     """Parsed value of ``block=``: "shard", "chunk" or a number of samples."""
     if isinstance(block, str):
         return one_of(block, "block", ("shard", "chunk"))
-    return whole_number(block, "block", 1)
+    return count(block, "block")
 
 
 def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
     """Cumulative sums of the weights: float64, shape (n_samples,)."""
-    try:
-        values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError) as error:
-        raise OptionError("weights= must be numbers") from error
+    values = weight_numbers(weights)
     if values.shape != (n_samples,):
         raise OptionError(
             "weights= must have one number for each sample",
@@ -293,8 +312,24 @@ def cumulated_weights(weights: Any, n_samples: int) -> NDArray[np.float64]:
             "weights= must be finite and not negative, and at least one must exceed 0",
             hint="leave out weights= to draw all samples with equal probability",
         )
+    return finite_sums(values)
+
+
+def weight_numbers(weights: Any) -> NDArray[np.float64]:
+    """The caller's weights as float64, of any shape and value."""
+    try:
+        values = np.asarray(weights)
+        if values.dtype.kind != "c":  # NumPy drops imaginary parts
+            return values.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise OptionError("weights= must be numbers") from error
+    raise OptionError("weights= must be numbers", got=str(values.dtype))
+
+
+def finite_sums(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cumulative sums of finite weights: float64, same shape."""
     with np.errstate(over="ignore"):
-        sums = np.cumsum(values)
+        sums = np.cumsum(weights)
     if not np.isfinite(sums[-1]):
         raise OptionError("the sum of weights= must be a finite number")
     return sums
@@ -336,7 +371,6 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
                 expected="whole numbers",
                 got=f"{samples.dtype} of shape {samples.shape}",
             )
-        samples = samples.astype(np.int64)
         wrong = samples[(samples < 0) | (samples >= n_samples)]
         if len(wrong):
             raise OptionError(
@@ -344,7 +378,7 @@ def usable_sampler(sampler: Any, n_samples: int) -> Callable[[int], Ints]:
                 expected=f"0 to {n_samples - 1}",
                 got=int(wrong[0]),
             )
-        return samples
+        return samples.astype(np.int64)
 
     return order
 

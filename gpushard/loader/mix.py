@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpushard.arguments import items, whole_number
 from gpushard.errors import OptionError
-from gpushard.loader.arguments import one_of
+from gpushard.loader.arguments import finite_sums, flag, one_of, weight_numbers
 from gpushard.loader.loader import Loader
 from gpushard.loader.permutation import uniform
 from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
@@ -94,11 +94,12 @@ class Mix:
                 got="uneven='allow'",
                 hint="make the loaders with uneven='drop' or 'pad'",
             )
-        given = [len(loader) for loader in self._loaders] if weights is None else None
-        self._weights = _parsed(given or weights, self._names)
+        if weights is None:
+            weights = _lengths(self._loaders, self._names)
+        self._weights = _parsed(weights, self._names)
         self._seed = whole_number(seed, "seed", 0)
         self._stop: Stop = one_of(stop, "stop", ("first", "all", "restart"))
-        self._return_source = return_source
+        self._return_source = flag(return_source, "return_source")
         self._standing = Standing(0, 0)
         self._rounds = [0] * len(self._loaders)
         self._is_resumed = False
@@ -296,6 +297,18 @@ class Mix:
         return f"<gpushard.Mix of {what}>"
 
 
+def _lengths(loaders: Sequence[Loader], names: Sequence[Any]) -> list[int]:
+    """Number of batches of each loader, which must be its weight."""
+    lengths = [len(loader) for loader in loaders]
+    if 0 in lengths:
+        raise OptionError(
+            f"loader {names[lengths.index(0)]} of a mix has no batches, so that its"
+            " number of batches cannot be its weight",
+            hint="leave out that loader, or pass weights=",
+        )
+    return lengths
+
+
 def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
     """Weights, one for each loader, from a sequence or a mapping by name."""
     if isinstance(weights, Mapping):
@@ -306,10 +319,7 @@ def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
                 got=", ".join(map(str, weights)),
             )
         weights = [weights[name] for name in names]
-    try:
-        values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError) as error:
-        raise OptionError("weights= must be numbers") from error
+    values = weight_numbers(weights)
     is_usable = values.shape == (len(names),) and np.isfinite(values).all()
     if not (is_usable and (values > 0).all()):
         raise OptionError(
@@ -317,4 +327,5 @@ def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
             expected=len(names),
             got=values.tolist(),
         )
+    finite_sums(values)
     return values

@@ -216,7 +216,10 @@ def read_offsets(ragged: Ragged, name: str) -> Ints:
     given = ragged.offsets
     if isinstance(given, Array):
         given = Array(given.source)[...]  # read on the host, whatever its device
-    offsets = np.asarray(given)
+    try:
+        offsets = np.asarray(given)
+    except ValueError as error:  # lists of different lengths
+        raise OptionError(f"offsets of {name} must be a flat list") from error
     if offsets.ndim != 1 or not offsets.size or offsets.dtype.kind not in "iu":
         raise OptionError(
             f"offsets of {name} must be whole numbers, one more than there are samples",

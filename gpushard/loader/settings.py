@@ -91,13 +91,16 @@ class Settings:
         OptionError, UnsupportedError
             As for `Loader`.
         """
+        given = given | dict(_flags(given))
         device = arguments.chosen_device(given["device"], arrays)
         kind = arguments.chosen_kind(given["to"], device)
         padding = _padding(given)
         threads = given["num_threads"]
+        if threads is not None:
+            threads = whole_number(threads, "num_threads", 1)
         form, fields = arguments.laid_fields(
             arrays,
-            num_threads=threads and whole_number(threads, "num_threads", 1),
+            num_threads=threads,
             window=given["window"],
             lead=given["lead"],
             conversions={name: given[name] for name in ("dtype", "scale", "offset")},
@@ -121,17 +124,17 @@ class Settings:
             fields=fields,
             origins=origins,
             shuffling=_shuffling(given, fields[0], origins),
-            batch_size=whole_number(given["batch_size"], "batch_size", 1),
+            batch_size=arguments.count(given["batch_size"], "batch_size"),
             ranks=find_ranks(*_told_ranks(given)),
             uneven=one_of(given["uneven"], "uneven", ("drop", "pad", "allow")),
-            drop_last=bool(given["drop_last"]),
+            drop_last=given["drop_last"],
             n_ahead=whole_number(given["prefetch_factor"], "prefetch_factor", 0),
             device=device,
             kind=kind,
             export=export,
             transform=transform,
             on_error=one_of(given["on_error"], "on_error", ("raise", "skip")),
-            return_index=bool(given["return_index"]),
+            return_index=given["return_index"],
         )
 
     @property
@@ -173,6 +176,14 @@ class Settings:
         }
 
 
+def _flags(given: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Arguments that are True or False, with their names."""
+    hint = "pass shuffle=True, with block= to shuffle blocks of samples"
+    yield "shuffle", arguments.flag(given["shuffle"], "shuffle", hint)
+    for name in ("drop_last", "replacement", "return_index"):
+        yield name, arguments.flag(given[name], name)
+
+
 def _padding(given: dict[str, Any]) -> Padding:
     """How windows at the border are padded; there are none among single rows."""
     padding = one_of(given["padding"], "padding", ("drop", "shift", "fill"))
@@ -190,7 +201,7 @@ def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
     """Rank and world size that the caller gave; None for one that was not given."""
     for name in ("rank", "world_size"):
         value = given[name]
-        yield value if value is None else whole_number(value, name, 0)
+        yield value if value is None else arguments.count(value, name, 0)
 
 
 def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffling:
@@ -199,15 +210,15 @@ def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffli
     cells = "chunk" if block is None else arguments.block_of(block)
     n_mixed = _DEFAULT_MIXED
     if given["buffer_blocks"] is not None:
-        n_mixed = whole_number(given["buffer_blocks"], "buffer_blocks", 1)
+        n_mixed = arguments.count(given["buffer_blocks"], "buffer_blocks")
     n, weights, sampler = given["num_samples"], given["weights"], given["sampler"]
     return Shuffling(
         axis=arguments.sample_axis(first, origins, cells),
         seed=whole_number(given["seed"], "seed", 0),
-        shuffle=bool(given["shuffle"]),
+        shuffle=given["shuffle"],
         buffer_blocks=0 if block is None else n_mixed,
         num_samples=n if n is None else int(n),
-        replacement=bool(given["replacement"]),
+        replacement=given["replacement"],
         cumulated=(
             None if weights is None else arguments.cumulated_weights(weights, n_samples)
         ),
@@ -245,7 +256,7 @@ def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
         raise OptionError("replacement=True needs at least one sample to draw from")
     if given["num_samples"] is None:
         return
-    n = whole_number(given["num_samples"], "num_samples", 0)
+    n = arguments.count(given["num_samples"], "num_samples", 0)
     if n > n_samples and not given["replacement"]:
         raise OptionError(
             "num_samples= must not exceed the number of samples",

@@ -24,7 +24,7 @@ def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """The data type that ``dtype=`` names; raises `SelectionError` if it names none."""
     try:
         return np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError, SyntaxError) as error:
         raise SelectionError(
             "dtype= does not name a data type",
             got=repr(dtype),

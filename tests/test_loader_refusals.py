@@ -1,0 +1,83 @@
+"""Arguments of a loader that make no sense are refused in one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpushard import Loader, OptionError
+from loader_data import IMAGES, N, images
+
+A = images()
+MANY = 2**70
+WRONG = [
+    ({"batch_size": 0}, "batch_size"),
+    ({"batch_size": 2.5}, "batch_size"),
+    ({"prefetch_factor": -1}, "prefetch_factor"),
+    ({"seed": -1}, "seed"),
+    ({"uneven": "cut"}, "uneven"),
+    ({"to": "tensorflow"}, "to="),
+    ({"on_error": "ignore"}, "on_error"),
+    ({"num_threads": -2}, "num_threads"),
+    ({"block": "row", "shuffle": True}, "block"),
+    ({"block": "chunk"}, "shuffle"),
+    ({"weights": [1] * N}, "no effect without replacement=True; pass"),
+    ({"buffer_blocks": 4, "shuffle": True}, "no effect without block=; pass block="),
+    ({"block": 2, "buffer_blocks": 0, "shuffle": True}, "buffer_blocks"),
+    ({"weights": [1, 2], "replacement": True}, "weights"),
+    ({"weights": [-1] * N, "replacement": True}, "weights"),
+    ({"num_samples": N + 1}, "num_samples"),
+    ({"sampler": [0], "shuffle": True}, "sampler"),
+    ({"sampler": [0], "buffer_blocks": 4}, "got buffer_blocks=; leave out sampler="),
+    ({"dtype": {"array": "f4"}}, "those of the loader have no names"),
+    ({"dtype": "no type"}, "dtype"),
+    ({"dtype": "S3"}, "numbers"),
+    ({"transform": 3}, "transform"),
+    ({"rank": 0.5, "world_size": 2}, "rank"),
+    ({"rank": "0", "world_size": 2}, "rank"),
+    ({"lead": 200}, "does not fit"),
+    ({"weights": [1e308] * N, "replacement": True}, "sum of weights"),
+    ({"sampler": iter([1, 2])}, "every epoch"),
+    ({"sampler": 5}, "every epoch"),
+    ({"shuffle": "chunk"}, "True or False: got 'chunk'; pass shuffle=True, with block"),
+    ({"drop_last": "no"}, "drop_last= must be True or False"),
+    ({"replacement": 2}, "replacement= must be True or False"),
+    ({"return_index": None}, "return_index= must be True or False"),
+    ({"num_threads": 0}, "num_threads="),
+    ({"batch_size": MANY}, "batch_size= is too large"),
+    ({"rank": 3, "world_size": MANY, "uneven": "pad"}, "world_size= is too large"),
+    ({"block": MANY, "shuffle": True}, "block= is too large"),
+    ({"block": 2, "buffer_blocks": MANY, "shuffle": True}, "buffer_blocks= is too"),
+    ({"num_samples": MANY, "replacement": True}, "num_samples= is too large"),
+    ({"stride": MANY}, "stride= is too large"),
+    ({"window": MANY, "padding": "fill"}, "window= is too large"),
+    ({"lead": -MANY, "padding": "fill"}, "lead= of array must be a whole number"),
+    ({"dtype": ("f4", None)}, "does not name a data type"),
+    ({"dtype": "f4,("}, "does not name a data type"),
+    ({"scale": 10**400}, "must be numbers"),
+    ({"weights": np.full(N, 1j), "replacement": True}, "must be numbers"),
+]
+
+
+@pytest.mark.parametrize(("options", "named"), WRONG)
+def test_arguments_that_make_no_sense_are_refused(options, named):
+    with pytest.raises(OptionError, match=named):
+        Loader(A, **options)
+
+
+def test_a_sampler_that_names_no_sample_is_refused():
+    for sampler in ([0, N], [-1], [0.5], [[1]], [[1], [2, 3]]):
+        with pytest.raises(OptionError, match="sampler"):
+            list(Loader(A, sampler=sampler))
+    with pytest.raises(OptionError, match="got 9223372036854775808"):
+        list(Loader(A, sampler=np.array([2**63], "u8")))
+
+
+def test_the_largest_numbers_mean_all_samples():
+    largest = {"batch_size": 2**62, "return_index": True}
+    blocks = {"shuffle": True, "block": 2**62, "buffer_blocks": 2**62}
+    for options in ({}, blocks, {"rank": 0, "world_size": 2**62, "uneven": "allow"}):
+        ((_, index),) = Loader(A, **largest, **options)
+        assert sorted(index) == list(range(N))
+    (first, *_) = Loader(A, stride=2**62, window=2, padding="shift")
+    assert np.array_equal(first, IMAGES[None, :2])
