@@ -97,6 +97,15 @@ def test_windows_touch_by_default():
     assert np.array_equal(batch[1], FIELD[:5, :4, 7:14])
 
 
+def test_windows_of_the_first_array_touch_where_others_differ():
+    arrays, window = {"row": A, "pair": A}, {"pair": 2}
+    rows_first = next(iter(Loader(arrays, window=window, batch_size=3)))
+    assert np.array_equal(rows_first["pair"][:, 0], FIELD[:3])
+    arrays = {"pair": A, "row": A}
+    pairs_first = next(iter(Loader(arrays, window=window, batch_size=3)))
+    assert np.array_equal(pairs_first["pair"][:, 0], FIELD[:6:2])
+
+
 @pytest.mark.parametrize("lead", [6, -3, 0])
 @pytest.mark.parametrize("padding", ["drop", "fill"])
 def test_targets_lie_ahead_of_their_inputs(lead, padding):

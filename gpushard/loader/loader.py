@@ -81,13 +81,15 @@ class Loader:
         on a device, "torch" or "jax" on either.
     dtype, scale, offset
         Elements become ``value * scale + offset``, with data type `dtype` (float32 by
-        default if integers are scaled). One value for all arrays, or a dict by name.
+        default if integers are scaled), and are rounded if that has only integers. One
+        value for all arrays, or a dict by name.
     window
         Lengths of a sample along the first axes (a patch); by default a sample is a row
         of axis 0. A number means a window of rows. A dict by name gives each array a
         window of its own.
     stride
-        Distance between neighbouring windows; by default they touch.
+        Distance between neighbouring windows; by default those of the first array
+        touch.
     padding
         What to do with a window that reaches beyond the array. "drop" leaves it out,
         "shift" moves it back inside, and "fill" fills it with the array's fill value.
