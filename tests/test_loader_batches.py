@@ -64,3 +64,12 @@ def test_reads_of_samples_in_any_order_end_where_a_batch_ends(batch_size, monkey
     with Loader(images(), batch_size=batch_size, shuffle=True) as loader:
         assert sum(map(len, loader)) == N
     assert not joined
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8"])
+def test_a_batch_of_two_reads_keeps_the_byte_order_asked_for(dtype, monkeypatch):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 60)
+    with Loader(labels(), batch_size=16, dtype=dtype) as loader:
+        batches = list(loader)
+    assert {batch.dtype for batch in batches} == {np.dtype(dtype)}
+    assert np.array_equal(np.concatenate(batches), LABELS)

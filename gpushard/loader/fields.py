@@ -265,7 +265,8 @@ class Field:
 def concatenated(parts: Sequence[Any]) -> Rows:
     """Samples of all parts, one after the other, in new memory."""
     if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts)
+        # Without dtype=, NumPy turns them to the byte order of the machine.
+        return np.concatenate(parts, dtype=parts[0].dtype)
     return parts[0].joined(parts)
 
 
