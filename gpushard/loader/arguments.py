@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
+from sys import float_info
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -330,8 +331,12 @@ def finite_sums(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Cumulative sums of finite weights: float64, same shape."""
     with np.errstate(over="ignore"):
         sums = np.cumsum(weights)
-    if not np.isfinite(sums[-1]):
-        raise OptionError("the sum of weights= must be a finite number")
+    # A part of a smaller sum may be rounded to all of it, which is behind the last.
+    if not float_info.min <= sums[-1] <= float_info.max:
+        raise OptionError(
+            "the sum of weights= is no normal float64",
+            hint="multiply all weights by one number",
+        )
     return sums
 
 
