@@ -68,9 +68,9 @@ def put_large_indexes(root: Path) -> None:
     entries = np.tile(np.array([[7, 1]], "<u8"), (n, 1))
     meta = document((n,), (n,), sharding((1,), **index_only))
     put(root / "one byte for all", meta, c_0=(1 << 26, entries.tobytes()))
-    meta = document((2 * n,), (n,), sharding((1,), **index_only))
-    shards = {f"c_{i}": (LARGE, b"") for i in range(2)}
-    put(root / f"two indexes of {16 * n // MIB} MiB", meta, **shards)
+    meta = document((3 * n,), (n,), sharding((1,), **index_only))
+    shards = {f"c_{i}": (LARGE, b"") for i in range(3)}
+    put(root / f"three indexes of {16 * n // MIB} MiB", meta, **shards)
 
 
 def put_overlapping_ranges(root: Path) -> None:

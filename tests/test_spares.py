@@ -91,7 +91,10 @@ def test_one_lost_to_an_interrupt_ends_the_waits_of_all_others(take):
         take(spares)
     spares._unused = usual
     with ThreadPoolExecutor(2) as pool:
-        for other in [pool.submit(wait_for_one, spares) for _ in range(2)]:
-            with pytest.raises(KeyboardInterrupt):
-                other.result(5)
-    ask_for_one(spares)  # for nothing, and without a wait
+        others = [pool.submit(wait_for_one, spares) for _ in range(2)]
+        try:
+            for other in others:
+                with pytest.raises(KeyboardInterrupt):
+                    other.result(5)
+        finally:  # if they wait after all, they are not to wait for ever
+            spares.put("a")
