@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,11 @@ from gpushard.workers import Task, run_tasks
 
 # Pieces of a load are gathered and cast one by one, so that a piece stays in cache.
 _PIECE_NBYTES = 512 * KIB
+
+
+_HALF = np.dtype(np.float16)
+# Of larger elements, a table of all values would not fit a cache.
+_TABLE_ITEMSIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,26 @@ class Conversion:
         scale = 1.0 if self.scale is None else self.scale
         return scale, -0.0 if self.offset is None else self.offset
 
+    @property
+    def is_tabulated(self) -> bool:
+        """Whether looking each element up takes less than converting it.
+
+        NumPy converts halves one by one, in 2 to 3 ns; from a table it takes 0.8.
+        """
+        is_half = _HALF in (self.stored, self.dtype)
+        return is_half and not self.is_none and self.stored.itemsize <= _TABLE_ITEMSIZE
+
     def apply(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Write converted `values` into `out`, of the same shape."""
+        if self.is_tabulated:
+            indexes = values.view(f"u{self.stored.itemsize}")
+            # No index is outside; NumPy takes least time for those that would wrap.
+            np.take(_table(self), indexes, out=out, mode="wrap")
+        else:
+            self.compute(values, out)
+
+    def compute(self, values: NDArray[Any], out: NDArray[Any]) -> None:
+        """Do what `apply` does, element by element."""
         if self.scale is None and self.offset is None:
             np.copyto(out, values, casting="unsafe")
             return
@@ -93,6 +116,17 @@ class Conversion:
         if wide is not out:
             rounded = np.rint(wide, out=wide) if out.dtype.kind in "iu" else wide
             np.copyto(out, rounded, casting="unsafe")
+
+
+@cache
+def _table(conversion: Conversion) -> NDArray[Any]:
+    """What each stored element becomes, by the unsigned integer with the same bytes."""
+    itemsize = conversion.stored.itemsize
+    every = np.arange(1 << 8 * itemsize, dtype=f"u{itemsize}")
+    out = np.empty(len(every), conversion.dtype)
+    with np.errstate(all="ignore"):
+        conversion.compute(every.view(conversion.stored), out)
+    return out
 
 
 def gathered(

@@ -1,0 +1,73 @@
+"""Conversions of a loader: tables of all elements beside arithmetic on each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+from gpushard.loader.conversion import Conversion
+
+SHORT = ("bool", "uint8", "int8", "uint16", "int16", ">u2", ">i2", "float16")
+
+
+def every(stored: str) -> np.ndarray:
+    """All elements of a data type of one or two bytes, shuffled, in rows."""
+    dtype = np.dtype(stored)
+    if dtype.kind == "b":
+        return np.array([[False, True], [True, True]])
+    bits = np.random.default_rng(7).permutation(1 << 8 * dtype.itemsize)
+    return bits.astype(f"u{dtype.itemsize}").view(dtype).reshape(16, -1)
+
+
+@pytest.mark.parametrize("stored", SHORT)
+@pytest.mark.parametrize(("scale", "offset"), [(1 / 255, None), (0.25, -3.0)])
+def test_elements_looked_up_are_those_that_single_precision_gives(
+    stored, scale, offset
+):
+    values = every(stored)
+    conversion = Conversion.to(values.dtype, np.dtype("float16"), scale, offset)
+    assert conversion.is_tabulated
+    out = np.empty(values.shape, "float16")
+    conversion.apply(values, out)
+    with np.errstate(all="ignore"):
+        expected = values.astype("float32") * np.float32(scale)
+        if offset is not None:
+            expected += np.float32(offset)
+        assert_array_equal(out, expected.astype("float16"))
+
+
+@pytest.mark.parametrize("stored", SHORT[:-1])
+def test_integers_looked_up_are_those_that_numpy_casts(stored):
+    values = every(stored)
+    out = np.empty(values.shape, "float16")
+    Conversion.to(values.dtype, out.dtype, None, None).apply(values, out)
+    with np.errstate(all="ignore"):
+        assert_array_equal(out, values.astype("float16"))
+
+
+def test_halves_are_looked_up_as_larger_floats():
+    values = every("float16")
+    out = np.empty(values.shape, "float32")
+    conversion = Conversion.to(values.dtype, out.dtype, None, None)
+    assert conversion.is_tabulated
+    conversion.apply(values, out)
+    assert_array_equal(out, values.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("float32", "float16"), ("uint8", "float32")]
+)
+def test_no_table_is_made_where_it_would_be_large_or_save_nothing(stored, dtype):
+    conversion = Conversion.to(np.dtype(stored), np.dtype(dtype), 0.5, None)
+    assert not conversion.is_tabulated
+
+
+def test_slices_of_samples_are_looked_up_where_they_lie():
+    values = every("uint16")[::3, ::2]
+    out = np.zeros((2 * len(values), values.shape[1]), "float16")
+    conversion = Conversion.to(values.dtype, out.dtype, 1e-3, None)
+    conversion.apply(values, out[::2])
+    plain = (values.astype("float32") * np.float32(1e-3)).astype("float16")
+    assert_array_equal(out[::2], plain)
+    assert not out[1::2].any()
