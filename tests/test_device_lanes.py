@@ -106,10 +106,7 @@ def test_ranges_are_read_back_in_few_copies_and_one_wait(ranges):
     content = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     at, nbytes = np.array(RANGES[ranges], np.int64).reshape(-1, 2).T
 
-    def put(_, memory):
-        memory[:] = content
-
-    (first,) = lane.upload_pieces(put, np.array([1000]))
+    first = np.uint64(lane.upload(content))
     src = (first + at.astype(np.uint64)).astype(np.uint64)
     device.n_waits, n_before = 0, len(device.log)
     memory, found = read_back(lane, src, nbytes)
@@ -144,7 +141,7 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
         asked.append((len(items), n_workers))
         return run_side_by_side(function, items, n_workers)
 
-    monkeypatch.setattr("gpushard.devices.lane.run_side_by_side", noting)
+    monkeypatch.setattr("gpushard.devices.host_rows.run_side_by_side", noting)
     made = zarr.create_array(
         tmp_path,
         shape=(side, 5 * side),

@@ -68,15 +68,17 @@ class Looked:
         grid = N_CHUNKS, 1
         damage = Replaced(lambda e: self.damaged.append(e.inner_chunk[0]), grid)
 
-        def decode_row(job, block, column, stored):
-            self.by_host.append(job.chunk_coordinate(block, column)[0])
-            return decode_on_host(job, block, column, stored)
+        def put_rows(chain, fetched, *places):
+            for column in fetched.encoded.column.tolist():
+                row = fetched.job.chunk_coordinate(fetched.block, column)
+                self.by_host.append(row[0])
+            decode_here(chain, fetched, *places)
 
-        decode_on_host = batch.decode_row
+        decode_here = batch.put_rows
         options = a.source.options.but(placement="device", **options)
         a = open_array(a.source.store, options=options)
         what = a.source, [whole(a.shape)], [output], device, Tally()
-        with mock.patch.object(batch, "decode_row", decode_row):
+        with mock.patch.object(batch, "put_rows", put_rows):
             read_to_device(DeviceRead(*what, damage=damage))
         got = room.read()
         self.values = got[:nbytes].view("<i4").reshape(a.shape)

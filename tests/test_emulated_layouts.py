@@ -163,7 +163,7 @@ def test_an_error_leaves_no_garbage_where_a_decoder_failed(tmp_path, chain, max_
     output = DeviceOutput(out.address, a.shape, values.strides, a.dtype)
     refused = gpushard.CorruptShardError("planted")
     with (
-        mock.patch("gpushard.devices.batch.decode_row", side_effect=refused),
+        mock.patch("gpushard.devices.batch.put_rows", side_effect=refused),
         mock.patch("gpushard.devices.sink.MAX_ROWS", max_rows),
         pytest.raises(gpushard.CorruptShardError),
     ):

@@ -35,6 +35,7 @@ WALK = (
     ("nearby", "listed", "rolling.watch", "fetching", "devices.choice"),
     ("placing",),
     ("fused", "devices.payload"),
+    ("devices.host_rows",),
     ("devices.batch",),
     ("reading", "devices.sink"),
     ("devices.suspects", "devices.by_host"),

@@ -79,11 +79,13 @@ def test_what_no_device_decodes_costs_it_for_ever():
 
 def test_costs_are_the_slowest_of_what_overlaps(monkeypatch):
     rates = {"zstd": Rates(device=100.0, stream=10.0, host=20.0)}
-    monkeypatch.setattr(placement, "HOST_ROW_S", 0)
     load = Load("zstd", 8, 1, 4000, largest_nbytes=500)
-    assert estimate(load, 4, rates) == (50.0, 50.0)
-    assert estimate(load, 16, rates) == (50.0, 25.0)  # eight inner chunks, not 16
-    assert estimate(load._replace(largest_nbytes=100), 4, rates).device == 40.0
+    assert estimate(load, 4, rates, 0) == (50.0, 50.0)
+    assert estimate(load, 16, rates, 0) == (50.0, 25.0)  # eight inner chunks, not 16
+    assert estimate(load, 16, rates, 0.5) == (50.0, 29.0)
+    assert estimate(load._replace(largest_nbytes=100), 4, rates, 0).device == 40.0
+    monkeypatch.setattr(placement, "HOST_NBYTES_PER_SECOND", 100.0)
+    assert estimate(load, 16, rates, 0.5).host == 44.0
 
 
 def test_many_small_inner_chunks_are_decoded_where_no_lock_is_waited_for():

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.budget import LEAD_NBYTES, N_LANES, row_pitch
+from gpushard.devices.budget import LEAD_NBYTES, row_pitch
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decoding.row_tables import RowTables
 from gpushard.devices.decoding.steps import Decoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
+from gpushard.devices.host_rows import put_rows
 from gpushard.devices.kernels import threads_of
-from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending, PutPiece
+from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
 from gpushard.devices.payload.landing import Encoded, brought_back
 from gpushard.devices.payload.ring import SlotLanding
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
@@ -29,13 +30,8 @@ from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
 from gpushard.devices.structs import FAST_DIVISOR
 from gpushard.fetching.job import Job
-from gpushard.options import KIB
-from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
-
-# An inner chunk of this size takes longer to decode than to be given to a thread.
-_LARGE_NBYTES = 64 * KIB
 
 
 class Fetched(NamedTuple):
@@ -73,13 +69,12 @@ def decode_on_host(
 
     Raises `CorruptShardError` if one is damaged.
     """
-    encoded, source = fetched.encoded, fetched.job.source
+    encoded = fetched.encoded
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     sizes = np.full(len(encoded), chain.decoded_nbytes)
-    is_large = chain.decoded_nbytes >= _LARGE_NBYTES
-    n_threads = max(1, source.most_workers // N_LANES) if is_large else 1
-    put = _host_decoder(chain, fetched)
-    src = lane.upload_pieces(put, sizes, n_threads)
+    host, places = lane.room_for(sizes)
+    put_rows(chain, fetched, host, places)
+    src = (places + lane.upload(host)).astype(np.uint64)
     _scatter(lane, targets, rows, src)
 
 
@@ -108,19 +103,6 @@ def decode(
 
     statuses = _decode(lane, chain, targets, rows, (src, encoded.nbytes))
     lane.pending = Pending(statuses, settle_rows)
-
-
-def _host_decoder(chain: DeviceChain, fetched: Fetched) -> PutPiece:
-    """What decodes the nth inner chunk into host memory, laid out as on the device."""
-    job, block, encoded = fetched
-    data = encoded.landing.on_host(encoded)
-
-    def put(n: int, memory: NDArray[np.uint8]) -> None:
-        low, nbytes = int(encoded.low[n]), int(encoded.stored_nbytes[n])
-        stored = completed(job.source.room, data[n], low, nbytes)
-        chain.store(decode_row(job, block, int(encoded.column[n]), stored), memory)
-
-    return put
 
 
 def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> None:

@@ -17,17 +17,12 @@ from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
-from gpushard.workers import run_side_by_side
 
 # Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
 # GPUDirect Storage reads pages of a file into pages of memory (cuFile).
 PAGE_NBYTES = 4096
 LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
-
-
-PutPiece = Callable[[int, NDArray[np.uint8]], None]
-"""Puts the nth piece into host memory of its size."""
 
 
 @dataclass
@@ -158,20 +153,11 @@ class Lane:
         """Note a batch that cannot fail, so that `retire` only waits for its end."""
         self.pending = Pending(np.zeros(0, np.uint32), lambda _: None)
 
-    def upload_pieces(
-        self, put: PutPiece, sizes: Ints, n_threads: int = 1
-    ) -> NDArray[np.uint64]:
-        """Device address of each piece, copied side by side; uint64, shape (n,).
-
-        `put` puts a piece into memory of its size; `n_threads` threads call it.
-        """
-        places = np.cumsum(-(-sizes // 16) * 16) - -(-sizes // 16) * 16
-        host = self.encoded_host.view(int(places[-1] + sizes[-1]))
-        first, last = places.tolist(), (places + sizes).tolist()
-        run_side_by_side(
-            lambda n: put(n, host[first[n] : last[n]]), range(len(sizes)), n_threads
-        )
-        return (places + self.upload(host)).astype(np.uint64)
+    def room_for(self, sizes: Ints) -> tuple[NDArray[np.uint8], Ints]:
+        """Pinned memory for pieces side by side, and the offset of each: shape (n,)."""
+        ends = np.cumsum(-(-sizes // 16) * 16)
+        places = ends - -(-sizes // 16) * 16
+        return self.encoded_host.view(int(places[-1] + sizes[-1])), places
 
     def upload(self, data: NDArray[np.uint8]) -> int:
         """Device address of a copy of pinned memory; no batch may be under way."""

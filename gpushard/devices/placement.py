@@ -100,6 +100,10 @@ UPLOAD_NBYTES_PER_SECOND = 55e9
 # An inner chunk that the host decodes for a device holds the interpreter's lock for so
 # long, whatever the number of threads [e]: 1,024 of 4 KiB took 50 us each in all [g].
 HOST_ROW_S = 40e-6
+# The same if the compiled loops decode it: its columns [m].
+LOOPS_ROW_S = 1e-6
+# What all threads of a host write to memory, whatever decodes [g].
+HOST_NBYTES_PER_SECOND = 35e9
 
 
 class Load(NamedTuple):
@@ -159,15 +163,21 @@ def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, i
     return _COMPRESSORS[number], stream_nbytes
 
 
-def estimate(load: Load, threads: int, rates: Mapping[str, Rates] = RATES) -> Costs:
+def estimate(
+    load: Load,
+    threads: int,
+    rates: Mapping[str, Rates] = RATES,
+    row_s: float = HOST_ROW_S,
+) -> Costs:
     """Estimated time on a device and on `threads` threads of the host.
 
-    Decoding and copying overlap, so the slower of the two counts.
+    Decoding and copying overlap, so the slower of the two counts. `row_s` is what the
+    host needs for an inner chunk beside its decoder.
     """
     known = rates.get(load.coding)
-    upload = load.decoded_nbytes / UPLOAD_NBYTES_PER_SECOND
+    written = load.decoded_nbytes / HOST_NBYTES_PER_SECOND  # and the bus is faster
     if known is None:
-        return Costs(inf, upload)
+        return Costs(inf, written)
     on_device = max(
         load.decoded_nbytes / known.device,
         load.largest_nbytes / known.stream,
@@ -175,5 +185,5 @@ def estimate(load: Load, threads: int, rates: Mapping[str, Rates] = RATES) -> Co
     )
     n_threads = max(1, min(threads, load.n_rows))
     decoding = load.decoded_nbytes / (n_threads * known.host)
-    on_host = max(decoding + load.n_rows * HOST_ROW_S, upload)
+    on_host = max(decoding, written) + load.n_rows * row_s
     return Costs(on_device, on_host)

@@ -16,6 +16,7 @@ from gpushard.devices.base import Device, Event, Stream, wait_out
 from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
+from gpushard.devices.host_rows import row_s as host_row_s
 from gpushard.devices.lane import Lane
 from gpushard.devices.payload.direct import choose_fetch
 from gpushard.devices.payload.landing import Encoded
@@ -156,10 +157,13 @@ class DeviceSink:
         if step is None:
             return True
         landing = encoded.landing
-        # Payload that is on the device already is not copied back just for its header.
-        first = _NOTHING if landing.lane else landing.on_host(encoded[:1])[0]
+        first = _NOTHING
+        if landing.lane is None:  # else it would be copied back just for its header
+            memory, at = landing.on_host(encoded[:1])
+            first = memory[int(at[0]) : int(at[0] + encoded.nbytes[0])]
         load = load_of(step, len(encoded), int(encoded.nbytes.sum()), first)
-        costs = estimate(load, job.source.options.threads, self.device.rates)
+        threads, row_s = job.source.options.threads, host_row_s(self.chain, job.source)
+        costs = estimate(load, threads, self.device.rates, row_s)
         job.tally.add_seconds("estimated on the device", costs.device)
         job.tally.add_seconds("estimated on the host", costs.host)
         return costs.device <= costs.host

@@ -17,6 +17,7 @@ from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
+from gpushard.fused.rows import RowDecoder
 from gpushard.fused.runner import BoxRunner, Loops
 from gpushard.fused.sink import FusedSink
 from gpushard.options import KIB, Options
@@ -88,10 +89,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     chain = _suitable(source, plan, outs)
     if chain is None:
         return host
-    # Threads that count at the same time lose counts, which delays loading a little.
-    n_read = plan.n_chunks * source.chunk_nbytes
-    _counted.nbytes += n_read
-    _counted.all_nbytes += n_read
+    _count(plan.n_chunks * source.chunk_nbytes)
     loops = loops_for(chain, source.options)
     if loops is None:
         return host
@@ -99,6 +97,25 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
         landing_of(part, out) for part, out in zip(plan.parts, outs, strict=True)
     ]
     return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
+
+
+def _count(nbytes: int) -> None:
+    """Count decoded bytes. Threads that do at the same time lose some of them."""
+    _counted.nbytes += nbytes
+    _counted.all_nbytes += nbytes
+
+
+def row_decoder(source: Source, n_rows: int) -> RowDecoder | None:
+    """What decodes `n_rows` whole inner chunks in the loops; None if they cannot.
+
+    The loops are loaded as `host_sink` has them loaded.
+    """
+    chain = fused_chain(source)
+    if chain is None:
+        return None
+    _count(n_rows * source.chunk_nbytes)
+    loops = loops_for(chain, source.options)
+    return None if loops is None else RowDecoder(chain, loops, source.room)
 
 
 def note_small_read(source: Source) -> None:

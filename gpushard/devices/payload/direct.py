@@ -26,7 +26,6 @@ from gpushard.devices.payload.landing import (
     Answers,
     Encoded,
     Landed,
-    cut,
     laid_out,
     nbytes_of,
     read_back,
@@ -35,6 +34,7 @@ from gpushard.devices.payload.ring import RingFetch
 from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.options import KIB
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
@@ -145,11 +145,9 @@ class LaneLanding:
         del lane
         return (encoded.at + self.address).astype(np.uint64)
 
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Copies that are read back from the device."""
-        src = self.bring(self.lane, encoded)
-        memory, at = read_back(self.lane, src, encoded.nbytes)
-        return cut(memory, at, encoded.nbytes)
+    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """Memory that they are read back to."""
+        return read_back(self.lane, self.bring(self.lane, encoded), encoded.nbytes)
 
 
 class DirectFetch:

@@ -41,8 +41,8 @@ class Landing(Protocol):
         """Device address of each inner chunk's bytes, for work queued on `lane`."""
         ...
 
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Bytes of each inner chunk: uint8, host."""
+    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """Host memory, uint8, and the offset of each inner chunk's bytes there."""
         ...
 
 
@@ -117,16 +117,15 @@ class HostLanding:
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
-        pieces = self.on_host(encoded)
+        host, places = lane.room_for(encoded.nbytes)
+        columns = (encoded.at, places, encoded.nbytes)
+        for at, place, nbytes in zip(*(c.tolist() for c in columns), strict=True):
+            host[place : place + nbytes] = self.memory[at : at + nbytes]
+        return (places + lane.upload(host)).astype(np.uint64)
 
-        def put(n: int, memory: NDArray[np.uint8]) -> None:
-            memory[:] = pieces[n]
-
-        return lane.upload_pieces(put, encoded.nbytes)
-
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Views of the memory."""
-        return cut(self.memory, encoded.at, encoded.nbytes)
+    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """The memory."""
+        return self.memory, encoded.at
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
@@ -178,11 +177,3 @@ def laid_out(requests: Sequence[ByteRequest], alignment: int) -> tuple[list[int]
     room = -(-(ahead + nbytes) // alignment) * alignment
     ends = np.cumsum(room)
     return (ends - room + ahead).tolist(), int(ends[-1])
-
-
-def cut(
-    memory: NDArray[np.uint8], start: Ints, nbytes: Ints
-) -> list[NDArray[np.uint8]]:
-    """Views of ranges of host memory."""
-    places = zip(start.tolist(), nbytes.tolist(), strict=True)
-    return [memory[at : at + n] for at, n in places]

@@ -19,7 +19,6 @@ from gpushard.devices.payload.landing import (
     Encoded,
     HostLanding,
     Landed,
-    cut,
     laid_out,
     nbytes_of,
 )
@@ -29,6 +28,7 @@ from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Job
+from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
 
@@ -104,9 +104,9 @@ class SlotLanding:
         lane.note_harmless()
         self.slot.note_copy(lane)
 
-    def on_host(self, encoded: Encoded) -> list[NDArray[np.uint8]]:
-        """Views of the slot."""
-        return cut(self.memory, encoded.at, encoded.nbytes)
+    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """The slot."""
+        return self.memory, encoded.at
 
 
 class RingFetch:

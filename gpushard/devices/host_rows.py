@@ -1,0 +1,81 @@
+"""Fetched inner chunks -> rows in host memory, laid out as a device would decode them.
+
+The compiled loops decode most rows, Python those that the loops leave: damaged ones,
+parts of plain elements, and chains that only zarr knows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.budget import N_LANES
+from gpushard.devices.decoding.chain import DeviceChain
+from gpushard.devices.payload.landing import Encoded
+from gpushard.devices.placement import HOST_ROW_S, LOOPS_ROW_S
+from gpushard.fetching.job import Job
+from gpushard.fused.chain import fused_chain
+from gpushard.fused.choice import are_loaded, row_decoder
+from gpushard.fused.room import address_of
+from gpushard.options import KIB
+from gpushard.placing.place import completed, decode_row
+from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.selection import Ints
+from gpushard.source import Source
+from gpushard.workers import run_side_by_side
+
+# In Python, a larger inner chunk takes longer to decode than to be given to a thread.
+_LARGE_NBYTES = 64 * KIB
+
+
+def put_rows(
+    chain: DeviceChain,
+    fetched: tuple[Job, ShardBlock, Encoded],
+    memory: NDArray[np.uint8],
+    places: Ints,
+) -> None:
+    """Decode inner chunks into `memory`: uint8, host, aligned.
+
+    `places` has the offset of each row, int64, shape (n,). Raises `CorruptShardError`
+    if one is damaged.
+    """
+    job, block, encoded = fetched
+    held, at = encoded.landing.on_host(encoded)
+    n_threads = max(1, job.source.most_workers // N_LANES)
+    is_left = np.ones(len(encoded), np.bool_)
+    if stays_as_stored(chain, job.source):
+        decoder = row_decoder(job.source, len(encoded))
+        is_whole = encoded.nbytes == encoded.stored_nbytes
+        if decoder is not None and is_whole.all():
+            columns = address_of(held) + at, encoded.nbytes, address_of(memory) + places
+            is_left = ~decoder.decode(*columns, n_threads)
+
+    def put(n: int) -> None:
+        low, nbytes = int(encoded.low[n]), int(encoded.nbytes[n])
+        span = held[int(at[n]) : int(at[n]) + nbytes]
+        stored_nbytes = int(encoded.stored_nbytes[n])
+        stored = completed(job.source.room, span, low, stored_nbytes)
+        chunk = decode_row(job, block, int(encoded.column[n]), stored)
+        place = int(places[n])
+        chain.store(chunk, memory[place : place + chain.decoded_nbytes])
+
+    is_large = chain.decoded_nbytes >= _LARGE_NBYTES
+    left = np.flatnonzero(is_left).tolist()
+    run_side_by_side(put, left, n_threads if is_large else 1)
+
+
+def row_s(chain: DeviceChain, source: Source) -> float:
+    """Seconds for an inner chunk, beside its decoder, in `put_rows`; an estimate."""
+    if are_loaded() and stays_as_stored(chain, source):
+        return LOOPS_ROW_S
+    return HOST_ROW_S
+
+
+def stays_as_stored(chain: DeviceChain, source: Source) -> bool:
+    """Whether the loops decode inner chunks to what a device would decode them to."""
+    fused = fused_chain(source)
+    if fused is None or fused.strides != chain.strides:
+        return False
+    stored = source.pipeline.stored_dtype
+    # Bytes of booleans are viewed as integers; so are bfloat16 in the other byte order.
+    return chain.is_swapped or chain.dtype.itemsize == 1 or stored == chain.dtype
