@@ -33,6 +33,7 @@ from gpushard.stores.local import LocalStore
 from gpushard.stores.patience import Pace, Patience
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr_store import ZarrStore
+from gpushard.writing import encode
 from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.encode import Encoder
 from hostile_shards import ZSTD
@@ -45,12 +46,14 @@ INDEXED = {"index_codecs": [LITTLE]}
 
 
 @pytest.mark.parametrize(
-    ("threads", "limit", "most"), [(2, MIB, 8), (1, MIB, 4), (2, 5 * 3 * KIB, 5)]
+    ("threads", "limit", "small", "most"),
+    [(2, MIB, 0, 8), (1, MIB, 0, 4), (2, 5 * 3 * KIB, MIB, 5), (1, MIB, 11 * KIB, 11)],
 )
 def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
-    tmp_path, monkeypatch, threads, limit, most
+    tmp_path, monkeypatch, threads, limit, small, most
 ):
-    """Each of 1 KiB is held three times; a thread has four in hand."""
+    """Each of 1 KiB is held three times; a thread has four, or `small` bytes."""
+    monkeypatch.setattr(encode, "_BATCH_NBYTES", small)
     meta = document((16 * KIB,), (16 * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD]))
     put(tmp_path, meta)
     batches: list[int] = []

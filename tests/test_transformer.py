@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -332,7 +333,9 @@ def test_values_are_written_and_erased_while_a_writer_of_zarr_stores_has_its_tur
         store.erase_values(["a"])
 
     thread = threading.Thread(target=write, daemon=True)
-    with zarr_writer._turn.lock:
+    with ExitStack() as stack:
+        for lock in zarr_writer._turns._locks:
+            stack.enter_context(lock)
         thread.start()
         thread.join(20)
         assert not thread.is_alive()

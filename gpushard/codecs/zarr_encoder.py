@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +22,70 @@ from gpushard.codecs.zarr_objects import (
 )
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
+from gpushard.options import KIB
+from gpushard.workers import run_side_by_side
 
 Bytes = NDArray[np.uint8]
+
+# A smaller array is encoded before another thread has begun.
+_LARGE_NBYTES = 64 * KIB
+
+
+class _Step(NamedTuple):
+    """One codec, fitted to the arrays that it gets.
+
+    Attributes
+    ----------
+    codec
+        zarr's object; None for structs, which become their bytes in `stored` form.
+    array
+        What it gets.
+    """
+
+    spec: CodecSpec
+    codec: Any
+    array: Any
+    stored: np.dtype[Any] | None
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the codec can encode in the calling thread, without an event loop.
+
+        From zarr 3.2 on most codecs can (`zarr.abc.codec.SupportsSyncCodec`).
+        """
+        can = hasattr(self.codec, "_encode_sync")
+        return self.codec is None or (
+            can and getattr(self.codec, "_sync_capable", True)
+        )
+
+    def encode_here(self, item: Any) -> Any:
+        """One buffer, encoded in the calling thread; None stays None."""
+        if item is None:
+            return None
+        if self.codec is None:
+            return _plain_bytes(item, self.stored)
+        with _encoding(self.spec):
+            return self.codec._encode_sync(self._readied(item), self.array)  # noqa: SLF001 - the protocol names it so
+
+    def encode(self, batch: list[Any]) -> list[Any]:
+        """Buffers, encoded together in zarr's threads."""
+        if self.codec is None:
+            return [_plain_bytes(item, self.stored) for item in batch]
+        pairs = [(self._readied(item), self.array) for item in batch]
+        with _encoding(self.spec):
+            return list(sync(self.codec.encode(pairs)))
+
+    def _readied(self, item: Any) -> Any:
+        is_numcodecs = self.spec.name.startswith("numcodecs.")
+        return _in_c_order(item) if is_numcodecs else item
 
 
 class ZarrEncoder:
     """A codec chain, ready to encode arrays.
 
-    zarr runs the codecs of a batch in parallel in its own threads. The encoder may be
-    called from several threads at once. Structs become bytes here, because zarr does
-    not know all structs of Zarr v2, and does not give each field its byte order.
+    The encoder may be called from several threads at once. Structs become bytes here,
+    because zarr does not know all structs of Zarr v2, and does not give each field its
+    byte order.
     """
 
     def __init__(self, chain: CodecChain, elements: Elements) -> None:
@@ -46,9 +102,18 @@ class ZarrEncoder:
             for spec in self._specs
         )
         self._array = elements_spec(chain.array_bytes, elements)
+        self._fitted: tuple[tuple[int, ...], list[_Step]] = ((), [])
 
-    def encode(self, arrays: Sequence[NDArray[Any]]) -> list[Bytes | None]:
+    def encode(
+        self, arrays: Sequence[NDArray[Any]], n_threads: int = 1
+    ) -> list[Bytes | None]:
         """Bytes of each array, all of one shape; None if a codec stores nothing.
+
+        Parameters
+        ----------
+        n_threads
+            Threads that encode large arrays, where the codecs need no event loop.
+            Otherwise zarr encodes the arrays in threads of its own.
 
         Returns
         -------
@@ -61,18 +126,36 @@ class ZarrEncoder:
         """
         if not arrays:
             return []
-        spec = replace(self._array, shape=arrays[0].shape)
+        steps = self._steps(arrays[0].shape)
+        if all(step.runs_here for step in steps):
+            is_large = arrays[0].nbytes >= _LARGE_NBYTES
+            encode = partial(_encoded_here, steps)
+            return run_side_by_side(encode, arrays, n_threads if is_large else 1)
         data: list[Any] = [cpu.NDBuffer.from_numpy_array(array) for array in arrays]
-        for codec_spec, unfitted in zip(self._specs, self._codecs, strict=True):
-            if unfitted is None:
-                data = [_plain_bytes(item, self._struct) for item in data]
-                continue
-            codec = fit(codec_spec, unfitted, spec)
-            if codec_spec.name.startswith("numcodecs."):
-                data = [_in_c_order(item) for item in data]
-            data = _encoded(codec_spec, codec, [(item, spec) for item in data])
-            spec = encoded_spec(codec_spec, codec, spec)
+        for step in steps:
+            data = step.encode(data)
         return [None if item is None else as_bytes(item) for item in data]
+
+    def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
+        """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
+        fitted_shape, steps = self._fitted
+        if steps and fitted_shape == shape:
+            return steps
+        steps, array = [], replace(self._array, shape=shape)
+        for spec, unfitted in zip(self._specs, self._codecs, strict=True):
+            codec = None if unfitted is None else fit(spec, unfitted, array)
+            steps.append(_Step(spec, codec, array, self._struct))
+            if codec is not None:
+                array = encoded_spec(spec, codec, array)
+        self._fitted = shape, steps
+        return steps
+
+
+def _encoded_here(steps: Sequence[_Step], array: NDArray[Any]) -> Bytes | None:
+    item: Any = cpu.NDBuffer.from_numpy_array(array)
+    for step in steps:
+        item = step.encode_here(item)
+    return None if item is None else as_bytes(item)
 
 
 def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
@@ -83,7 +166,7 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     for spec in specs:
         array = replace(elements_spec(spec, byte), shape=(1,))
         codec = fit(spec, codec_object(spec), array)
-        (buffer,) = _encoded(spec, codec, [(buffer, array)])
+        (buffer,) = _Step(spec, codec, array, None).encode([buffer])
     return as_bytes(buffer)
 
 
@@ -116,9 +199,11 @@ def _in_c_order(item: Any) -> Any:
     return cpu.NDBuffer.from_numpy_array(array.copy(order="C"))
 
 
-def _encoded(spec: CodecSpec, codec: Any, batch: list[tuple[Any, Any]]) -> list[Any]:
+@contextmanager
+def _encoding(spec: CodecSpec) -> Generator[None]:
+    """Say of any error of the block that the codec cannot encode the values."""
     try:
-        return list(sync(codec.encode(batch)))
+        yield
     except Exception as error:
         raise UnsupportedError(
             f"the values cannot be encoded, zarr's codec says: {error}",

@@ -1,4 +1,4 @@
-"""Writing objects to zarr stores, one write at a time, as such stores have no locks."""
+"""Writing objects to zarr stores: as these have no locks, one writer of an object."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.zarr_loop import run
 from gpushard.stores.zarr_store import ZarrStore
 
+# Many more than there are writes under way, so that these seldom share one.
+_N_LOCKS = 256
 
-class _Turn:
-    """Lock of the writes of this process to zarr stores.
 
-    Zarr stores have no locks, and one array may be open several times.
+class _Turns:
+    """Locks of the objects that this process writes to zarr stores.
+
+    Zarr stores have no locks, and one array may be open several times. So objects of
+    the same key share a lock, whatever their stores.
     """
 
     def __init__(self) -> None:
@@ -26,14 +30,18 @@ class _Turn:
         after_fork(self.renew)
 
     def renew(self) -> None:
-        self.lock = threading.RLock()
+        self._locks = [threading.RLock() for _ in range(_N_LOCKS)]
+
+    def of(self, key: str) -> threading.RLock:
+        """Lock of an object; some objects have the same."""
+        return self._locks[hash(key) % _N_LOCKS]
 
 
-_turn = _Turn()
+_turns = _Turns()
 
 
 class ZarrWriter:
-    """Write access to a zarr store; the writes of this process take turns."""
+    """Write access to a zarr store; this process writes an object in turns."""
 
     deletes_in_updates = True
 
@@ -47,7 +55,7 @@ class ZarrWriter:
 
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object, whatever its content; None deletes it."""
-        with _turn.lock:
+        with _turns.of(key):
             self.put_at_once(key, pieces)
 
     def put_at_once(self, key: str, pieces: Pieces | None) -> None:
@@ -72,13 +80,13 @@ class ZarrWriter:
                 store_url=self._store.url,
                 hint="write whole shards, or pass a path or an object store's URL",
             )
-        with _turn.lock:
+        with _turns.of(key):
             old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
             self._put(key, update(None if old is None else old.data))
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless it exists; return whether it did not exist."""
-        with _turn.lock:
+        with _turns.of(key):
             if self._store.get(key) is not None:
                 return False
             self._put(key, pieces)

@@ -16,6 +16,7 @@ from gpushard.errors import (
     GpushardError,
     OptionError,
 )
+from gpushard.options import MIB
 from gpushard.reading.whole import largest_object
 from gpushard.selecting.selection import Listed, Orthogonal, Selection, Wanted, laid_out
 from gpushard.source import Source
@@ -40,6 +41,8 @@ from gpushard.writing.values import fitting_values
 
 # During a write a shard is held in its old, its new and its encoded form.
 _COPIES = 3
+# Decoded bytes of shards that more threads than there are CPUs write at once.
+_WAITING_NBYTES = 16 * MIB
 
 
 def assign(
@@ -71,7 +74,10 @@ def assign(
     cells, values = _cells_and_values(source, selection, value, device)
     session = WriteSession(source, writer)
     tasks = (partial(session.write, cell, Change(part, values)) for cell, part in cells)
-    run_tasks(tasks, n_shards_at_once(source))
+    # Threads hold columns over listed elements, which are counted for these threads.
+    is_listed = isinstance(selection, Listed)
+    n_threads = n_shards_at_once(source) if is_listed else n_waiting_at_once(source)
+    run_tasks(tasks, n_threads)
 
 
 def _cells_and_values(
@@ -89,12 +95,25 @@ def _cells_and_values(
 
 
 def n_shards_at_once(source: Source) -> int:
-    """Shards that the memory limit allows to be written at the same time."""
+    """Shards that threads and the memory limit allow to be written at the same time."""
+    n = source.options.memory_limit // max(1, _COPIES * _shard_nbytes(source))
+    return max(1, min(source.options.threads, n))
+
+
+def n_waiting_at_once(source: Source) -> int:
+    """The same, or more shards if they are so little that a write is mostly a wait.
+
+    It then waits for the disk or a server, and hardly for a CPU.
+    """
+    most = min(_WAITING_NBYTES, source.options.memory_limit // _COPIES)
+    n = most // max(1, _shard_nbytes(source))
+    return max(n_shards_at_once(source), min(n, source.store.costs.concurrency))
+
+
+def _shard_nbytes(source: Source) -> int:
     axes = source.layout.axes
     lengths = (int(axis.length_of(0)) for axis in axes if axis.n_cells)
-    shard_nbytes = prod(lengths) * source.layout.dtype.itemsize
-    n = source.options.memory_limit // max(1, _COPIES * shard_nbytes)
-    return max(1, min(source.options.threads, n))
+    return prod(lengths) * source.layout.dtype.itemsize
 
 
 def change_of(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.layout import INDEX_ELEMENTS
-from gpushard.options import MIB
+from gpushard.options import KIB, MIB
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
 from gpushard.writing.on_device import DeviceValues
@@ -27,8 +27,9 @@ from gpushard.writing.shard import (
     merged,
 )
 
-# Inner chunks encoded as one batch, for each thread.
+# Inner chunks encoded as one batch, for each thread, and bytes of small ones.
 _BATCH_PER_THREAD = 4
+_BATCH_NBYTES = 256 * KIB
 
 # Columns of listed elements that a batch may have, those of its last inner chunk aside.
 _COLUMNS_NBYTES = MIB
@@ -179,8 +180,10 @@ class Encoder:
     def _n_at_once(self) -> int:
         """Inner chunks that the memory limit allows to be changed together."""
         options = self.source.options
-        n = options.memory_limit // max(1, _COPIES * self.source.whole_nbytes)
-        return max(1, min(_BATCH_PER_THREAD * options.threads, n))
+        nbytes = max(1, self.source.whole_nbytes)
+        n = options.memory_limit // (_COPIES * nbytes)
+        usual = max(_BATCH_PER_THREAD * options.threads, _BATCH_NBYTES // nbytes)
+        return max(1, min(usual, n))
 
     def _needed(
         self, stored: StoredShard | None, entry: int, inner: Region, change: Change
@@ -244,6 +247,7 @@ class Encoder:
         ]
         turned = [chunks[i].transpose(layout.outer_order) for i in kept]
         encoded: list[Bytes | None] = [None] * len(chunks)
-        for i, payload in zip(kept, self._chunks.encode(turned), strict=True):
+        payloads = self._chunks.encode(turned, self.source.options.threads)
+        for i, payload in zip(kept, payloads, strict=True):
             encoded[i] = payload
         return encoded

@@ -1,0 +1,136 @@
+"""What is encoded and written at the same time, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import TransposeCodec as Turned
+from zarr.codecs.numcodecs import LZ4, Delta
+from zarr.storage import MemoryStore
+
+import gpushard
+from gpushard.codecs import zarr_encoder
+from gpushard.codecs.zarr_encoder import ZarrEncoder
+from gpushard.stores.writers import writer_of
+from gpushard.stores.zarr_store import ZarrStore
+from gpushard.workers import run_side_by_side
+from gpushard.writing.assign import n_waiting_at_once
+
+pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
+
+
+class Slow(MemoryStore):
+    """Takes a while to set an object, and counts how many it sets at once."""
+
+    n_now, n_most = 0, 0
+
+    async def set(self, key, value, byte_range=None):
+        self.n_now += 1
+        self.n_most = max(self.n_most, self.n_now)
+        await asyncio.sleep(0.05)
+        await super().set(key, value)
+        self.n_now -= 1
+
+
+def test_little_objects_of_a_store_that_is_waited_for_are_written_side_by_side():
+    store = Slow()
+    values = np.arange(40 * 8, dtype="i4").reshape(40, 8)
+    a = gpushard.create_array(store, shape=values.shape, dtype="i4", chunks=(1, 8))
+    store.n_most = 0
+    a[...] = values
+    assert store.n_most == a.source.store.costs.concurrency > 2
+    assert np.array_equal(zarr.open_array(store)[...], values)
+
+
+def test_one_object_of_a_zarr_store_is_written_by_one_thread_at_a_time():
+    store = Slow()
+    writers = [writer_of(ZarrStore(store)) for _ in range(4)]
+
+    def put(writer):
+        writer.put("k", [np.ones(3, np.uint8)])
+
+    threads = [threading.Thread(target=put, args=(writer,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.n_most == 1
+
+
+@pytest.mark.parametrize(("side", "n"), [(64, 10), (1024, 4), (2048, 2)])
+def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(side, n):
+    options = gpushard.Options(threads=2, memory_limit=1 << 30)
+    shape = (64 * side, side)
+    a = gpushard.create_array(
+        MemoryStore(), shape=shape, dtype="i4", chunks=(side, side), options=options
+    )
+    assert n_waiting_at_once(a.source) == n
+
+
+CHAINS = {
+    "bytes": {"compressors": None},
+    "big-endian": {"compressors": None, "serializer": BytesCodec(endian="big")},
+    "zstd": {"compressors": [ZstdCodec(), Crc32cCodec()]},
+    "blosc": {"compressors": [BloscCodec(shuffle="bitshuffle")]},
+    "turned gzip": {"compressors": [GzipCodec()], "filters": [Turned(order=(1, 0))]},
+    "numcodecs": {"compressors": [LZ4()], "filters": [Delta(dtype="<i4")]},
+}
+
+
+def encoder_of(chunks, **codecs):
+    dtype = np.dtype("i4")
+    a = gpushard.create_array(
+        MemoryStore(), shape=chunks, dtype=dtype, chunks=chunks, **codecs
+    )
+    return ZarrEncoder(a.source.layout.chain, a.source.layout.elements)
+
+
+def arrays_of(n, shape):
+    rng = np.random.default_rng(3)
+    return [rng.integers(0, 9, shape).astype("i4") for _ in range(n)]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_codecs_encode_without_an_event_loop_to_the_same_bytes(chain, monkeypatch):
+    if not hasattr(ZstdCodec, "_encode_sync"):
+        pytest.skip("this zarr's codecs (before 3.2) need an event loop")
+    encoder, arrays = encoder_of((16, 8), **CHAINS[chain]), arrays_of(5, (16, 8))
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr_encoder, "sync", None)
+        here = encoder.encode(arrays)
+    monkeypatch.setattr(zarr_encoder._Step, "runs_here", False)
+    there = encoder.encode(arrays)
+    assert [one.tobytes() for one in here] == [one.tobytes() for one in there]
+
+
+@pytest.mark.parametrize(("side", "n_threads"), [(16, 1), (128, 3)])
+def test_large_inner_chunks_are_encoded_side_by_side(monkeypatch, side, n_threads):
+    if not hasattr(ZstdCodec, "_encode_sync"):
+        pytest.skip("this zarr's codecs (before 3.2) need an event loop")
+    asked = []
+
+    def noting(function, items, n_workers):
+        asked.append(n_workers)
+        return run_side_by_side(function, items, n_workers)
+
+    monkeypatch.setattr(zarr_encoder, "run_side_by_side", noting)
+    encoder = encoder_of((side, side), compressors=[ZstdCodec()])
+    arrays = arrays_of(5, (side, side))
+    found = encoder.encode(arrays, 3)
+    assert asked == [n_threads]
+    alone = [encoder.encode([array])[0] for array in arrays]
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
+
+
+def test_arrays_of_another_shape_are_encoded_as_such():
+    encoder = encoder_of((16, 8), compressors=[BloscCodec()])
+    for shape in ((16, 8), (4, 8), (16, 8)):
+        (array,) = arrays_of(1, shape)
+        (found,) = encoder.encode([array])
+        (expected,) = encoder_of(shape, compressors=[BloscCodec()]).encode([array])
+        assert found.tobytes() == expected.tobytes()
