@@ -24,7 +24,8 @@ def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:
     index_start, index_stop = np.array(indexes, np.int64).reshape(-1, 2).T
     state = np.array([PRESENT if r else MISSING for r in ranges], np.uint8)
     coordinate = np.arange(len(known))[:, None]
-    return StoredChunks(coordinate, state, start, stop, index_start, index_stop, nbytes)
+    index = index_start, index_stop
+    return StoredChunks(coordinate, state, start, stop, *index, nbytes, 0)
 
 
 def test_gaps_and_order_of_a_shard_are_those_of_its_ranges():

@@ -169,6 +169,35 @@ def test_nested_indexes_are_verified_and_cost_what_lies_below_them(tmp_path):
     assert (found.kind, found.inner_chunk, found.n_inner_chunks) == ("index", (0, 4), 4)
 
 
+def nested_three_deep(place) -> zarr.Array:
+    """One shard of 2 x 2 inner chunks, in two levels of nested ones; it has an edge."""
+    innermost = ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])
+    middle = ShardingCodec(chunk_shape=(4, 4), codecs=[innermost])
+    return made(
+        place, shape=(14, 14), chunks=(16, 16), shards=None, compressors=None,
+        serializer=ShardingCodec(chunk_shape=(8, 8), codecs=[middle]),
+    )  # fmt: skip
+
+
+def test_damage_of_an_outer_nested_shard_costs_innermost_inner_chunks(tmp_path):
+    nested_three_deep(tmp_path / "a")
+    file = tmp_path / "a/c/0/0"
+    offset, nbytes = np.frombuffer(file.read_bytes()[-20:-4], "<u8").tolist()
+    flip(file, offset + nbytes - 1)  # the index of elements 8 to 16, of which 6 exist
+    (found,) = verified(tmp_path / "a", decodes=False).findings
+    assert (found.kind, found.inner_chunk, found.n_inner_chunks) == ("index", (4, 4), 9)
+
+
+def test_inner_chunks_of_missing_nested_shards_count_as_missing(tmp_path):
+    z = nested_three_deep(tmp_path / "a")
+    z[:8, :2] = z[8:, 8:] = 0
+    z[4:, :4] = 0
+    counts = verified(tmp_path / "a").counts
+    # Two alone, three nested shards of 4 x 4 (one has an edge), one of 8 x 8 (two).
+    assert counts["n_missing_inner_chunks"] == 2 + (4 + 4 + 2) + 9
+    assert counts["n_inner_chunks"] == 7 * 7 - 21
+
+
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 def test_codecs_around_whole_shards_are_undone_and_verified(tmp_path):
     around = ShardingCodec(chunk_shape=(4, 4), codecs=[BytesCodec()])

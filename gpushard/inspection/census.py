@@ -12,7 +12,6 @@ from gpushard.inspection.room import (
     outer_entries,
     refuse_more_than,
 )
-from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 _AT_ONCE = 64
@@ -52,7 +51,6 @@ def census(source: Source) -> Census:
             if contents.chunks is None:
                 n_unreadable += contents.exists
                 continue
-            missing: Ints = contents.chunks.missing(layout)
             n_stored += len(contents.chunks.stored)
-            n_empty += len(missing)
+            n_empty += contents.chunks.n_missing(layout)
     return Census(n_stored, n_empty, n_unreadable)

@@ -33,6 +33,8 @@ class StoredChunks:
         int64, shape (n_indexes,). Byte range of each index, the outermost first.
     object_nbytes
         Size of the object, or None if unknown.
+    n_nested_missing
+        Inner chunks of missing nested shards that hold elements of the array.
     """
 
     coordinate: Ints
@@ -42,6 +44,7 @@ class StoredChunks:
     index_start: Ints
     index_stop: Ints
     object_nbytes: int | None
+    n_nested_missing: int
 
     @property
     def stored(self) -> Ints:
@@ -66,11 +69,10 @@ class StoredChunks:
         """Bytes of all indexes."""
         return int((self.index_stop - self.index_start).sum())
 
-    def missing(self, layout: ArrayLayout) -> Ints:
-        """Rows of missing inner chunks that hold elements of the array."""
-        return np.flatnonzero(
-            (self.state == MISSING) & is_inside(layout, self.coordinate)
-        )
+    def n_missing(self, layout: ArrayLayout) -> int:
+        """Number of missing inner chunks that hold elements of the array."""
+        is_missing = (self.state == MISSING) & is_inside(layout, self.coordinate)
+        return int(np.count_nonzero(is_missing)) + self.n_nested_missing
 
 
 @dataclass(frozen=True, slots=True)

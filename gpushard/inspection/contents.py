@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import Extent, fetch_indexes
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_range
-from gpushard.inspection.columns import StoredChunks, cells_of, is_inside
+from gpushard.inspection.columns import StoredChunks, cells_of
 from gpushard.inspection.findings import Finding, Kind
 from gpushard.inspection.room import INDEX_ENTRIES, is_read_whole, refuse_more_than
 from gpushard.memory.known import KnownIndex
-from gpushard.planning.index import CORRUPT, PRESENT, ShardIndex
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex
 from gpushard.reading.whole import beyond_room, held, most_fetched, unwrapped
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -160,6 +160,7 @@ def _one_chunk(coordinate: Coordinate, nbytes: int) -> StoredChunks:
         none,
         none,
         nbytes,
+        0,
     )
 
 
@@ -238,6 +239,7 @@ class _Walk:
         nbytes = known.index.shard_nbytes
         origin = np.array([first], np.int64).reshape(1, layout.ndim)
         self._rows = self._rows_of(0, [known.index], origin)
+        self._n_nested_missing = 0
         level = layout.levels[0]
         if nbytes is not None or level.index_location == "start":
             extent = Extent(self._key, 0, nbytes)
@@ -249,6 +251,8 @@ class _Walk:
         source, outer = self._source, self._rows
         shapes = [lv.chunk_shape for lv in source.layout.levels[level - 1 : level + 1]]
         ratio = np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
+        missing = outer.coordinate[outer.state == MISSING]
+        self._n_nested_missing += int(self._n_inside(level - 1, missing).sum())
         present = np.flatnonzero(outer.state == PRESENT)
         n_entries = prod(source.chunks_per_shard(self._parent[0], level))
         n_held = len(present) * (n_entries + INDEX_ENTRIES)
@@ -266,11 +270,11 @@ class _Walk:
             if isinstance(index, CorruptShardError):
                 lost.append(row)
                 if len(lost) <= _MOST_ENTRIES:
-                    self._lose(index, outer.coordinate[row] * ratio, int(ratio.prod()))
+                    self._lose(index, level - 1, outer.coordinate[row], "index")
             else:
                 rows.append(row)
                 indexes.append(index)
-        self._lose_more(outer.coordinate[lost[_MOST_ENTRIES:]] * ratio, ratio)
+        self._lose_more(level - 1, outer.coordinate[lost[_MOST_ENTRIES:]])
         for shard, index in zip(nested, found, strict=True):
             if not isinstance(index, CorruptShardError):
                 extent = Extent(self._key, shard.start, shard.stop - shard.start)
@@ -281,7 +285,9 @@ class _Walk:
         """Columns of everything found."""
         at = np.array(self._index_ranges, np.int64).reshape(-1, 2)
         nbytes = self._parent[1].index.shard_nbytes
-        return StoredChunks(*self._rows, at[:, 0], at[:, 1], nbytes)
+        return StoredChunks(
+            *self._rows, at[:, 0], at[:, 1], nbytes, self._n_nested_missing
+        )
 
     def _rows_of(
         self, level: int, indexes: Sequence[ShardIndex], origins: Ints
@@ -309,51 +315,62 @@ class _Walk:
     def _tell_corrupt(
         self, level: int, indexes: Sequence[ShardIndex], coordinate: Ints, rows: Ints
     ) -> None:
-        layout = self._source.layout
-        shape = np.array(layout.levels[level].chunk_shape, np.int64)
-        ratio = shape // np.array(layout.levels[-1].chunk_shape, np.int64)
         for row in rows[:_MOST_ENTRIES].tolist():
             n_entries = len(indexes[0].state)
             try:
                 indexes[row // n_entries].refuse_corrupt(row % n_entries)
             except CorruptShardError as error:
-                first = coordinate[row] * ratio
-                self._lose(error, first, int(ratio.prod()), kind="bounds")
+                self._lose(error, level, coordinate[row], "bounds")
         if len(rows) > _MOST_ENTRIES:
-            more = len(rows) - _MOST_ENTRIES
-            error = CorruptShardError(f"{more} more entries are no valid byte ranges")
-            n_lost = more * int(ratio.prod())
+            more = rows[_MOST_ENTRIES:]
+            error = CorruptShardError(
+                f"{len(more)} more entries are no valid byte ranges"
+            )
+            n_lost = int(self._n_inside(level, coordinate[more]).sum())
             self.findings.append(
                 Finding.of(error, self._key, kind="bounds", n_inner_chunks=n_lost)
             )
 
-    def _lose_more(self, first: Ints, ratio: Ints) -> None:
-        """Note nested shards, of `ratio` inner chunks, without naming each one."""
-        if not len(first):
+    def _lose_more(self, level: int, coordinate: Ints) -> None:
+        """Note nested shards whose indexes are damaged, without naming each one."""
+        if not len(coordinate):
             return
         error = CorruptShardError(
-            f"the indexes of {len(first)} more nested shards cannot be read"
+            f"the indexes of {len(coordinate)} more nested shards cannot be read"
         )
-        n_inside = int(np.count_nonzero(is_inside(self._source.layout, first)))
-        n_lost = n_inside * int(ratio.prod())
+        n_lost = int(self._n_inside(level, coordinate).sum())
         self.findings.append(
             Finding.of(error, self._key, kind="index", n_inner_chunks=n_lost)
         )
 
-    def _lose(
-        self, error: CorruptShardError, first: Ints, n_chunks: int, kind: Kind = "index"
-    ) -> None:
-        """Note damage of `n_chunks` inner chunks, of which `first` is the first."""
-        inside = bool(is_inside(self._source.layout, first[None])[0])
+    def _lose(self, error: CorruptShardError, level: int, at: Ints, kind: Kind) -> None:
+        """Note damage of what a level has at a place in its grid."""
+        first = at * self._innermost_in(level)
         self.findings.append(
             Finding.of(
                 error,
                 self._key,
-                inner_chunk=tuple(int(i) for i in first),
+                inner_chunk=tuple(first.tolist()),
                 kind=kind,
-                n_inner_chunks=n_chunks if inside else 0,
+                n_inner_chunks=int(self._n_inside(level, at[None])[0]),
             )
         )
+
+    def _innermost_in(self, level: int) -> Ints:
+        """Innermost inner chunks in one inner chunk of a level, along each axis."""
+        levels = self._source.layout.levels
+        shapes = levels[level].chunk_shape, levels[-1].chunk_shape
+        return np.array(shapes[0], np.int64) // np.array(shapes[1], np.int64)
+
+    def _n_inside(self, level: int, coordinate: Ints) -> Ints:
+        """Innermost inner chunks that hold elements, in inner chunks of a level."""
+        n_chunks = np.ones(len(coordinate), np.int64)
+        grid = self._source.layout.inner_grid
+        for d, (n, n_all) in enumerate(
+            zip(self._innermost_in(level), grid, strict=True)
+        ):
+            n_chunks *= np.clip(n_all - coordinate[:, d] * n, 0, n)
+        return n_chunks
 
 
 def _column(columns: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -70,7 +70,7 @@ class ShardMap:
             "unused_nbytes": use.unused_nbytes,
             "n_gaps": len(use.gap_start),
             "n_stored": n_stored,
-            "n_missing": len(chunks.missing(layout)),
+            "n_missing": chunks.n_missing(layout),
             "n_beyond_the_array": int(
                 np.count_nonzero(~is_inside(layout, chunks.coordinate))
             ),

@@ -247,7 +247,7 @@ class _Run:
             counts |= {
                 "n_indexes": len(chunks.index_start),
                 "n_inner_chunks": len(chunks.stored),
-                "n_missing_inner_chunks": len(chunks.missing(self.source.layout)),
+                "n_missing_inner_chunks": chunks.n_missing(self.source.layout),
                 "payload_nbytes": chunks.payload_nbytes,
                 "stored_nbytes": chunks.end,
                 "unused_nbytes": unused_nbytes,
