@@ -316,6 +316,21 @@ def test_a_misspelt_array_is_told_with_those_beside_it(sample):
         assert f"the group '{sample}' has longitude, latitude" in told
 
 
+def test_info_counts_shards_that_links_lead_to_as_a_read_finds_them(array):
+    whole = run_json("info", array)
+    (array / "c").rename(array / "elsewhere")
+    (array / "c").symlink_to("elsewhere")
+    (array / "c/2").mkdir(exist_ok=True)
+    (array / "c/2/0").mkdir()  # no shard, which reads say
+    facts = run_json("info", array)
+    names = "n_stored", "stored_nbytes"
+    assert [facts[name] for name in names] == [whole[name] for name in names]
+    (array / "elsewhere").rename(array.with_name("outside"))
+    (array / "c").unlink()
+    (array / "c").symlink_to("../outside")
+    assert run_json("info", array)["n_stored"] is None  # they are not read either
+
+
 def test_info_of_a_broken_document_exits_with_2(tmp_path):
     (tmp_path / "zarr.json").write_text("{")
     sentence(run("info", tmp_path, code=2))

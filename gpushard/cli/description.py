@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice
+from stat import S_ISREG
 from typing import Any
 
 from gpushard.cli.codec_table import placed_codecs
@@ -141,15 +142,16 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     if not isinstance(store, LocalStore):
         return None, None
     try:
-        files = _files(f"{store.root}/{layout.key_prefix}", "")
-        found = list(islice(files, _MAX_FILES + 1))
+        keys = store.list_keys(layout.key_prefix) or ()
+        some = list(islice(chain.from_iterable(keys), _MAX_FILES + 1))
+        if len(some) > _MAX_FILES:
+            return None, None
+        # Programs that copy or write leave other files for a time, or for ever.
+        mine = [key for key in some if coordinate_of(layout, key) is not None]
+        found = [os.stat(f"{store.root}/{key}") for key in mine]
     except OSError:  # a store that cannot list can still be read
         return None, None
-    if len(found) > _MAX_FILES:
-        return None, None
-    start = layout.key_prefix
-    # Programs that copy or write leave other files for a time, or for ever.
-    sizes = [n for key, n in found if coordinate_of(layout, start + key) is not None]
+    sizes = [one.st_size for one in found if S_ISREG(one.st_mode)]
     return len(sizes), sum(sizes)
 
 
@@ -182,16 +184,6 @@ def _why_not_counted(source: Source) -> str | None:
     if layout.n_objects > _MAX_INDEXES:
         return f"there are more than {_MAX_INDEXES:,} shards"
     return None
-
-
-def _files(directory: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Key and size of each file below a directory, whose own key is `prefix`."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files(entry.path, f"{prefix}{entry.name}/")
-            else:
-                yield f"{prefix}{entry.name}", entry.stat().st_size
 
 
 def _group_facts(group: Group) -> dict[str, Any]:
