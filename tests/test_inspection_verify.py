@@ -12,6 +12,7 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 import gpushard
+from gpushard.cli.verify_report import rows_of
 from gpushard.inspection.contents import contents_of
 from gpushard.inspection.verify import verify_array
 from gpushard.options import MIB
@@ -190,8 +191,7 @@ def test_damage_of_an_outer_nested_shard_costs_innermost_inner_chunks(tmp_path):
 
 def test_inner_chunks_of_missing_nested_shards_count_as_missing(tmp_path):
     z = nested_three_deep(tmp_path / "a")
-    z[:8, :2] = z[8:, 8:] = 0
-    z[4:, :4] = 0
+    z[:8, :2] = z[8:, 8:] = z[4:, :4] = 0
     counts = verified(tmp_path / "a").counts
     # Two alone, three nested shards of 4 x 4 (one has an edge), one of 8 x 8 (two).
     assert counts["n_missing_inner_chunks"] == 2 + (4 + 4 + 2) + 9
@@ -256,6 +256,10 @@ def test_objects_that_cannot_be_read_are_told_and_the_others_verified(tmp_path):
     ]
     assert result.status == "unverified"
     assert result.counts["n_checked_inner_chunks"] == 7 * 16
+    names = "n_shards", "n_missing_shards", "n_unread_shards"
+    assert [result.counts[name] for name in names] == [9, 0, 2]
+    shards = "7 stored of 9 in the grid, 2 that could not be read"
+    assert rows_of(result)[0] == ("shards", shards)
 
 
 def test_a_store_that_fails_each_time_ends_the_verification(tmp_path):

@@ -154,7 +154,8 @@ def test_objects_outside_the_grid_are_no_shards(tmp_path, asked):
     # A directory is asked for where an object should be.
     assert set(asked) == {*STORED, (1, 1)}
     assert [f.kind for f in result.findings] == ["unreadable"]
-    assert result.counts["n_shards"] == 1599
+    assert result.counts["n_shards"] == 1600
+    assert result.counts["n_unread_shards"] == 1
 
 
 def test_numbers_that_no_coordinate_has_are_no_shards():

@@ -75,9 +75,11 @@ def rows_of(verified: Verification) -> list[tuple[str, str]]:
 
 
 def _shards(counts: dict[str, int]) -> str:
-    """Number of stored objects, and of all objects of the grid."""
-    n_stored = counts["n_shards"] - counts["n_missing_shards"]
-    return f"{n_stored:,} stored of {counts['n_shards']:,} in the grid"
+    """Number of stored objects, of all objects of the grid, and of unreadable ones."""
+    n_all, n_unread = counts["n_shards"], counts["n_unread_shards"]
+    n_stored = n_all - counts["n_missing_shards"] - n_unread
+    unread = f", {n_unread:,} that could not be read" if n_unread else ""
+    return f"{n_stored:,} stored of {n_all:,} in the grid{unread}"
 
 
 def _chunks(counts: dict[str, int]) -> str:

@@ -126,10 +126,10 @@ class Verification:
     array
         Path of the array; "" is the root.
     counts
-        `n_shards` in the grid, `n_missing_shards`, `n_indexes`, `n_inner_chunks`
-        stored, `n_missing_inner_chunks` in stored shards, `n_checked_inner_chunks`
-        whose bytes were checked, `stored_nbytes`, `payload_nbytes`, `unused_nbytes`,
-        `read_nbytes`.
+        `n_shards` in the grid, `n_missing_shards`, `n_unread_shards` of which nothing
+        is known, `n_indexes`, `n_inner_chunks` stored, `n_missing_inner_chunks` in
+        stored shards, `n_checked_inner_chunks` whose bytes were checked,
+        `stored_nbytes`, `payload_nbytes`, `unused_nbytes`, `read_nbytes`.
     findings
         In the order of the grid, at most `MOST_FINDINGS`.
     n_findings, n_damaged_inner_chunks

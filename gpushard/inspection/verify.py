@@ -132,7 +132,7 @@ class _Run:
         if self.listed is None:
             return self.source.layout.coordinates()
         n_missing = self.source.layout.n_objects - len(self.listed)
-        self.counts["n_shards"] = self.counts["n_missing_shards"] = n_missing
+        self.counts["n_missing_shards"] = n_missing
         self.progress(n_missing, 0)
         return each_of(self.listed)
 
@@ -218,6 +218,7 @@ class _Run:
                     self._count(contents, -1, _unused_nbytes(contents))
                 self.changed.add(coordinate)
                 return
+            self.counts["n_unread_shards"] += contents is None
             self.n_unreadable += not is_changed
             if self.n_unreadable > _MOST_UNREADABLE:
                 raise error
@@ -242,7 +243,7 @@ class _Run:
     def _count(self, contents: Contents, sign: int, unused_nbytes: int) -> None:
         """Add the contents of an object to the counts, or subtract them again."""
         chunks = contents.chunks
-        counts = {"n_shards": 1, "n_missing_shards": int(not contents.exists)}
+        counts = {"n_missing_shards": int(not contents.exists)}
         if chunks is not None:
             counts |= {
                 "n_indexes": len(chunks.index_start),
@@ -314,10 +315,11 @@ class _Run:
             unread = Finding.of(refused, "", kind="unreadable", n_inner_chunks=0)
             found.insert(0, unread)
         n_refused = int(refused is not None)
+        layout = self.source.layout
         return Verification(
-            self.source.layout.path,
+            layout.path,
             checks,
-            self.counts,
+            {"n_shards": layout.n_objects, **self.counts},
             found,
             totals["damage"] + totals["unverified"] + totals["remark"] + n_refused,
             totals["damage"],
@@ -346,8 +348,8 @@ class _Run:
 
 
 _COUNTS = (
-    "n_shards",
     "n_missing_shards",
+    "n_unread_shards",
     "n_indexes",
     "n_inner_chunks",
     "n_missing_inner_chunks",
