@@ -17,6 +17,7 @@ from damaged_arrays import emulated
 from gpushard.cli import device_comparison, verification
 from gpushard.devices.find import Found
 from gpushard.options import Options, WriteOptions
+from gpushard.stores.files import FileWriter
 
 
 @pytest.fixture
@@ -186,6 +187,15 @@ def test_repair_leaves_damage_that_no_write_has_noted(damaged):
     facts = run_json("verify", damaged, "--repair", code=1)
     assert facts["arrays"][0]["restored"] == []
     assert (damaged / "c/1/0").read_bytes() == before
+
+
+def test_repair_writes_nothing_where_no_write_has_left_a_note(tmp_path, monkeypatch):
+    path = write_shards(tmp_path / "a")
+    (path / "c/0/0").unlink()
+    (path / "c/0/0").mkdir()  # which writers refuse
+    monkeypatch.setattr(FileWriter, "locked", lambda _, key: pytest.fail(key))
+    (facts,) = run_json("verify", path, "--repair", code=2)["arrays"]
+    assert [f["shard_key"] for f in facts["findings"]] == ["c/0/0"]
 
 
 def test_a_device_is_held_against_the_host(damaged, monkeypatch):

@@ -7,6 +7,7 @@ import os
 import stat
 import struct
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,3 +251,17 @@ def test_an_undoing_that_is_cut_off_is_begun_again(n_calls, tmp_path, monkeypatc
     gpushard.repair(a)
     assert (tmp_path / "c/0").read_bytes() == before
     assert_same_bits(gpushard.open_array(tmp_path)[...], want)
+
+
+@pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])
+def test_a_directory_that_may_not_be_searched_is_an_error_of_the_store(
+    maintain, tmp_path, monkeypatch
+):
+    a, _ = made(tmp_path)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with pytest.raises(gpushard.StoreError, match="'c/0': Permission denied"):
+        maintain(a)

@@ -188,11 +188,13 @@ class FileWriter:
 
     def has_traces(self, key: str) -> bool:
         """Whether the file exists, or the note of a write in place of it."""
-        return Path(self._store.root, key).exists() or self.has_note(key)
+        with self._worded(key):
+            return Path(self._store.root, key).exists() or self.has_note(key)
 
     def has_note(self, key: str) -> bool:
         """Whether a write in place of the file is under way or was interrupted."""
-        return self._path_beside(key, _UNDO).exists()
+        with self._worded(key):
+            return self._path_beside(key, _UNDO).exists()
 
     def drop_stale_lock(self, key: str) -> None:
         """Remove the lock file that a killed writer left."""

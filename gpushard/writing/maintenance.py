@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ def compact_shards(source: Source) -> int:
     """Rewrite each shard that has unused space; returns the bytes gained."""
     session, n_gained = WriteSession(source), 0
     writer = _local_writer(session)
-    for coordinate in _with_traces(source, writer):
+    for coordinate in _each_that(writer.has_traces, source):
         with _locked(source, writer, coordinate) as (file, region):
             session.recover(file, region)
             n_gained += _compacted(session, file, region)
@@ -50,7 +50,8 @@ def repair_shards(source: Source) -> Repaired:
     """Undo interrupted writes in place, of each shard whatever is wrong with others."""
     session, done = WriteSession(source), Repaired([], [])
     writer = _local_writer(session)
-    for coordinate in _with_traces(source, writer):
+    # Others are not even locked: that would write beside each of them.
+    for coordinate in _each_that(writer.has_note, source):
         try:
             with _locked(source, writer, coordinate) as (file, region):
                 if session.recover(file, region):
@@ -72,14 +73,16 @@ def _local_writer(session: WriteSession) -> FileWriter:
     return writer
 
 
-def _with_traces(source: Source, writer: FileWriter) -> Iterator[tuple[int, ...]]:
-    """Coordinate of each shard that exists or existed."""
+def _each_that(
+    is_wanted: Callable[[str], bool], source: Source
+) -> Iterator[tuple[int, ...]]:
+    """Coordinate of each shard whose key is wanted."""
     if source.layout.object_codecs:
         return
     listed = listed_coordinates(source)
     every = source.layout.coordinates() if listed is None else each_of(listed)
     for coordinate in every:
-        if writer.has_traces(source.key(coordinate)):
+        if is_wanted(source.key(coordinate)):
             yield coordinate
 
 
