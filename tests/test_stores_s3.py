@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpushard.errors import ObjectChangedError
+from gpushard.stores.base import ByteRequest
 from gpushard.stores.remote_url import open_url
+from range_server import RangeServer
 from s3_server import make_bucket, s3_server
 from stored_object import BODY, RANGES, read_one
 
@@ -61,6 +64,23 @@ def test_s3_object_replaced_between_two_reads_is_noticed(
     obstore.put(store.object_store, "c/0", b"x" * len(BODY))
     with pytest.raises(ObjectChangedError):
         read_one(store, 0, 4, version=version)
+
+
+def test_objects_of_s3_without_ranges_are_read_whole_and_each_once(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bucket/c").mkdir(parents=True)
+    (tmp_path / "bucket/c/0").write_bytes(BODY)
+    with RangeServer(tmp_path, answers_ranges=False) as server:
+        keys = {"key": "k", "secret": "s", "region": "x"}
+        store = open_url("s3://bucket", {"endpoint_url": server.url, **keys})
+        assert read_one(store, 5, 9).data.tobytes() == BODY[5:9]
+        server.requests.clear()
+        answers = store.read([ByteRequest("c/0", i, i + 3) for i in range(10)])
+        assert server.count("bucket/c/0") == 1
+    assert [a and a.data.tobytes() for a in answers] == [
+        BODY[i : i + 3] for i in range(10)
+    ]
 
 
 def test_s3_takes_its_settings_from_the_environment(

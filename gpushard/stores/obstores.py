@@ -50,7 +50,9 @@ _OLD_CREDENTIALS = re.compile(
 )
 # Without its bucket nothing is known of an object. S3 and Google say the first.
 _NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
-_RANGELESS = re.compile(r"(?i)content[-_](range header|length header missing)")
+_RANGELESS = re.compile(
+    r"(?i)content[-_](range header|length header missing)|non-partial response"
+)
 
 # Process that owns the threads of obstore's runtime, once the runtime exists.
 _owner: list[int] = []
