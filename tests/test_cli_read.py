@@ -336,6 +336,13 @@ def test_arrays_of_zarr_v2_are_verified(tmp_path):
     assert run_json("read", tmp_path, "--verify")["verified"] is True
 
 
+@pytest.mark.filterwarnings("ignore:The data type .* Zarr:FutureWarning")
+@pytest.mark.parametrize(("dtype", "text"), [("S3", b"a"), ("U4", "b"), ("str", "c")])
+def test_a_string_without_axes_is_verified(dtype, text, tmp_path):
+    zarr.create_array(tmp_path, shape=(), chunks=(), dtype=dtype, fill_value=text)
+    assert run_json("read", tmp_path, "--verify")["verified"] is True
+
+
 def test_a_full_disk_exits_with_2(array, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")

@@ -100,7 +100,10 @@ class Reference:
             else:
                 key.append(slice_of(item[::-1]))
                 turns.append(slice(None, None, -1))
-        return np.asarray(self._array[tuple(key)])[(*turns, ...)]
+        found = self._array[tuple(key)]
+        # The type of a scalar, which zarr returns without axes, fits its own text only.
+        dtype = None if isinstance(found, np.ndarray) else self._array.dtype
+        return np.asarray(found, dtype)[(*turns, ...)]
 
 
 def _zarr_store(store: Store) -> Any:
