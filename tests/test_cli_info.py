@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    ShardingCodec,
+    ZstdCodec,
+)
 
 import gpushard
 from cli_runs import run, run_json, sentence, write_sample, write_shards
@@ -314,6 +320,17 @@ def test_a_misspelt_array_is_told_with_those_beside_it(sample):
     for command in ("info", "read", "map", "verify"):
         told = sentence(run(command, sample / "longitud", code=2))
         assert f"the group '{sample}' has longitude, latitude" in told
+
+
+def test_info_counts_inner_chunks_of_nested_shards_by_their_own_shape(tmp_path):
+    inner = ShardingCodec(chunk_shape=(1, 2), codecs=[BytesCodec()])
+    z = zarr.create_array(
+        tmp_path, shape=(8, 10), chunks=(8, 8), dtype="i4", compressors=None,
+        serializer=ShardingCodec(chunk_shape=(4, 4), codecs=[inner]),
+    )  # fmt: skip
+    z[:4, :4] = 5
+    text = run("info", tmp_path).stdout
+    assert "inner chunks  (1, 2), 8 stored, 24 empty in stored shards" in text
 
 
 def test_info_counts_shards_that_links_lead_to_as_a_read_finds_them(array):

@@ -88,7 +88,7 @@ def _grid_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     count += "stored ones not counted" if n_stored is None else f"{n_stored:,} stored"
     if not facts["sharding"]:
         return [("chunks", f"{_text(facts['chunks'])}, {count}")]
-    chunks = _text(facts["chunks"])
+    chunks = _text(facts["sharding"][-1]["chunk_shape"])  # which the counts are about
     if facts["why_not_counted"] is not None:
         chunks += f", not counted: {facts['why_not_counted']}"
     else:
