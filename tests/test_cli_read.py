@@ -299,7 +299,7 @@ def test_reading_a_group_exits_with_2_and_names_its_arrays(sample):
     assert "open latitude or level" in sentence(run("read", sample, code=2))
 
 
-@pytest.mark.parametrize("out", [".", "absent/x.npy", "file/x.npy"])
+@pytest.mark.parametrize("out", [".", "absent/x.npy", "file/x.npy", "x" * 256])
 def test_a_file_that_cannot_be_written_exits_with_2(array, out, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()

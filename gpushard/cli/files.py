@@ -39,7 +39,8 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 def places_of(path: Path) -> tuple[Path, Path]:
     """Final place of a file at `path`, and the temporary file in which it is made."""
     target = path.resolve()  # a link stays, its target is replaced
-    return target, target.with_name(f".{path.name}.{urandom(4).hex()}.part")
+    # Without the file's own name, which may be as long as a name can be.
+    return target, target.with_name(f".gpushard-{urandom(8).hex()}.part")
 
 
 def unwritable(path: Path, error: OSError, nbytes: int | None = None) -> StoreError:

@@ -47,11 +47,13 @@ class NpyFile:
         self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
         stored = stored_dtype(dtype)
-        if path.is_dir():
-            raise unwritable(path, IsADirectoryError(None, "it is a directory"))
-        if path.exists() and not path.is_file():
-            # A device or a pipe would be replaced by a file.
-            raise unwritable(path, OSError(None, "it is no regular file"))
+        try:
+            is_taken = path.exists() and not path.is_file()
+        except OSError as error:
+            raise unwritable(path, error) from error
+        if is_taken:  # a device or a pipe would be replaced by a file
+            kind = "a directory" if path.is_dir() else "no regular file"
+            raise unwritable(path, OSError(None, f"it is {kind}"))
         self._path, self._part = places_of(path)
         try:
             self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
