@@ -210,10 +210,11 @@ def test_a_path_made_of_a_url_makes_no_directory(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_path_below_a_file_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["file/a", "nul\0"])
+def test_a_path_of_which_no_directory_can_be_made_is_refused(name, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(gpushard.OptionError, match="directory cannot be made"):
-        gpushard.create_array(tmp_path / "file" / "a", **PLAIN)
+        gpushard.create_array(tmp_path / name, **PLAIN)
 
 
 def test_a_path_of_a_zip_file_is_refused(tmp_path):

@@ -167,7 +167,7 @@ def opened_or_made(
         yield opened, place
     except BaseException:
         for directory in made:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 directory.rmdir()
         raise
 
@@ -190,9 +190,10 @@ def _make(directory: str, made: list[Path]) -> None:
     try:
         made[:0] = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no path has a NUL
+        why = getattr(error, "strerror", None) or error
         raise OptionError(
-            f"the directory cannot be made: {error.strerror or error}",
+            f"the directory cannot be made: {why}",
             got=repr(directory),
             hint="name a directory, or one that can be made",
         ) from error
