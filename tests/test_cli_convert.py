@@ -90,6 +90,8 @@ def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
         (["--chunks", "0"], ""),
         (["--compressors", "zst"], "unknown codec"),
         (["--compressors", "zstd:x"], "no such level"),
+        (["--compressors", "zstd:--5"], "no such level"),
+        (["--compressors", "zstd:" + "9" * 5000], "no such level"),
         (["--compressors", "[{"], "no valid JSON"),
         (["--memory", "1", "--shards", "30000", "--chunks", "10000"], ""),
     ],

@@ -90,6 +90,7 @@ def test_each_limit_that_an_error_names_can_be_set(name):
         *("max_chunk_nbytes", "max_chunk_nbytes=", "max_chunk_nbytes=4G", "4GiB"),
         *("max_chunk_nbytes=-1", "max_chunk_nbytes=0", "threads=4"),
         *("max_chunk_nbytes=1e9", "max_sharding_depth=65", "max_chunk_nbytes=x"),
+        *(f"memory_limit={text}" for text in ("9" * 5000, "9" * 400 + ".0")),
     ],
 )
 def test_what_is_no_limit_is_refused(limit):

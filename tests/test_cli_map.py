@@ -243,9 +243,21 @@ def test_a_shard_is_named_by_key_or_coordinate(path, name):
     assert run_json("map", path, "--shard", name)["shard"] == "c/0"
 
 
-@pytest.mark.parametrize("name", ["c/1", "x", "", "c/0/0", "-0"])
+@pytest.mark.parametrize("name", ["c/1", "x", "", "c/0/0", "-0", "9" * 5000])
 def test_a_shard_that_the_grid_has_not_is_refused(path, name):
     assert "no such shard" in sentence(run("map", path, "--shard", name, code=2))
+
+
+def test_a_picture_may_have_the_longest_name_that_there_is(path, tmp_path):
+    out = tmp_path / f"{'m' * 251}.svg"
+    run("map", path, "--out", out)
+    assert out.read_text().startswith("<svg")
+
+
+def test_an_array_without_elements_is_told_to_have_no_shard(tmp_path):
+    zarr.create_array(tmp_path, shape=(0, 3), chunks=(1, 1), dtype="u1")
+    line = sentence(run("map", tmp_path, "--shard", "0,0", code=2))
+    assert "expected no key, because the array has no elements" in line
 
 
 def test_missing_and_damaged_shards_are_told(tmp_path):

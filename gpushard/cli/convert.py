@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,7 @@ _SPELLINGS = {
     "options.memory_limit": "--memory",
     "memory_limit": "--memory",
 }
+_LEVEL = re.compile(r"-?[0-9]{1,9}")
 _SHAPE_HELP = "Lengths such as 8,721,1440, or one for all axes."
 
 
@@ -195,7 +197,7 @@ def _codecs(text: str, option: str) -> Any:
                 f"{option} is no valid JSON: {error}", got=repr(text)
             ) from error
     name, _, level = text.partition(":")
-    if level and not level.lstrip("-").isdecimal():
+    if level and not _LEVEL.fullmatch(level):
         raise OptionError(f"{option} has no such level", got=repr(level))
     return _named_codec(name, int(level) if level else None, option)
 

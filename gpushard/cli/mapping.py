@@ -195,7 +195,8 @@ def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
     Raises `OptionError` if it names none in the array's grid.
     """
     n = layout.ndim
-    numbers = tuple(map(int, re.findall(r"\d+", text)))
+    # Python converts no number of thousands of digits.
+    numbers = tuple(map(int, re.findall(r"[0-9]{1,40}", text)))
     coordinate = numbers[len(numbers) - n :] if n else ()
     fits = len(coordinate) == n and all(
         at < axis.n_cells for at, axis in zip(coordinate, layout.axes, strict=True)
@@ -206,10 +207,13 @@ def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
         if text in (key, layout.key_prefix + key) or text.replace(" ", "") == plain:
             return coordinate
     last = tuple(axis.n_cells - 1 for axis in layout.axes)
-    first = layout.keys.key((0,) * n)
+    expected = "no key, because the array has no elements"
+    if layout.n_objects:
+        first = layout.keys.key((0,) * n)
+        expected = f"a key from {first} to {layout.keys.key(last)}"
     raise OptionError(
         "the array has no such shard",
-        expected=f"a key from {first} to {layout.keys.key(last)}",
+        expected=expected,
         got=repr(text),
     )
 
