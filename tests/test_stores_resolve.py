@@ -152,6 +152,27 @@ def test_obstore_stores_are_read_without_zarr() -> None:
         assert store.list_children("g") == ["t", "zarr.json"]
 
 
+@pytest.mark.parametrize("kind", ["files", "memory"])
+def test_obstore_without_a_server_answers_ranges_that_have_no_bytes(
+    kind: str, tmp_path: Path
+) -> None:
+    obstores = pytest.importorskip("obstore.store", reason="obstore is not installed")
+    made = {
+        "files": lambda: obstores.LocalStore(tmp_path),
+        "memory": obstores.MemoryStore,
+    }
+    target = made[kind]()
+    target.put("c/0", b"abc")
+    target.put("c/1", b"")
+    store, _ = resolve(target)
+    spans = [("c/0", 3, 5), ("c/0", 7, None), ("c/1", 0, 1), ("c/1", 0, None)]
+    answers = store.read([ByteRequest(*span) for span in spans])
+    assert [a and (a.data.tobytes(), a.object_nbytes) for a in answers] == [
+        *[(b"", 3)] * 2,
+        *[(b"", 0)] * 2,
+    ]
+
+
 def test_obstore_on_local_files_notices_a_replaced_file(tmp_path: Path) -> None:
     reason = "obstore is not installed"
     obstores = pytest.importorskip("obstore.store", reason=reason)

@@ -50,6 +50,8 @@ _OLD_CREDENTIALS = re.compile(
 )
 # Without its bucket nothing is known of an object. S3 and Google say the first.
 _NO_BUCKET = re.compile(r"<Code>(NoSuchBucket|ContainerNotFound)</Code>")
+# What its stores without a server say of a range without bytes.
+_BEYOND_END = re.compile(r"Invalid range: Wanted|Requested range was invalid")
 _RANGELESS = re.compile(
     r"(?i)content[-_](range header|length header missing)|non-partial response"
 )
@@ -127,6 +129,8 @@ def refusal_of(error: Exception) -> RefusalError:
     elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         status = 403 if isinstance(error, PermissionDeniedError) else 401
         hint = _CHECK_CREDENTIALS
+    elif _BEYOND_END.search(told):
+        status = 416
     elif _OLD_CREDENTIALS.search(told):
         hint = "renew the credentials"
     is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(told)
