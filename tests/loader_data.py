@@ -30,7 +30,9 @@ ORDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def stored(values: NDArray[Any], chunks: tuple[int, ...], shards: Any = None) -> Any:
+def stored(
+    values: NDArray[Any], chunks: tuple[int, ...], shards: Any = None, fill: int = 7
+) -> Any:
     """Array of gpushard that holds `values`, in memory."""
     store = MemoryStore({})
     z = zarr.create_array(
@@ -39,7 +41,7 @@ def stored(values: NDArray[Any], chunks: tuple[int, ...], shards: Any = None) ->
         chunks=chunks,
         shards=shards,
         dtype=values.dtype,
-        fill_value=7,
+        fill_value=fill,
     )
     z[...] = values
     return gpushard.open_array(store)

@@ -317,3 +317,16 @@ def test_rows_that_look_back_begin_where_there_is_something_to_look_at():
     cuts = [Cut((6,)), Cut((6,), lead=-1)]
     origins = lay_origins(cuts, (1,), "drop")
     assert origins.of(np.arange(origins.n)).tolist() == [[1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("window", [3, (2, 2)], ids=["rows", "patches"])
+def test_joined_arrays_that_differ_in_fill_value_are_refused_where_one_is_needed(
+    window,
+):
+    both = gpushard.concat([stored(FIELD, (4, 5, 6)), stored(FIELD, (4, 5, 6), fill=8)])
+    named = r"fill values.*expected one fill value.*got .*7\.0.*8\.0.*'drop' or 'shift'"
+    with pytest.raises(OptionError, match=named):
+        Loader(both, window=window, padding="fill")
+    assert len(Loader(both, window=window, padding="drop"))
+    # No window lies beyond these.
+    assert len(Loader(both, window=(2, 11), padding="fill")) == T

@@ -189,6 +189,11 @@ class Field:
             return self.array.arrays
         return (self.array,)
 
+    @property
+    def fill_value(self) -> Any:
+        """What the elements of samples beyond the array are."""
+        return self.members[0].fill_value
+
     def read(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         """Jobs that read the samples at `origins`, and a function for their result."""
         self.tally.add(loaded_samples=len(origins))
@@ -225,7 +230,7 @@ class Field:
     ) -> NDArray[Any]:
         out = self._gathered(values, order, memory)
         if outside is not None:
-            fill = np.full(1, self.members[0].fill_value, self.array.dtype)
+            fill = np.full(1, self.fill_value, self.array.dtype)
             self.conversion.apply(fill, filled := np.empty(1, out.dtype))
             out[outside] = filled[0]
         n = len(out) // self.cut.window[0]
@@ -236,7 +241,7 @@ class Field:
         values = memory.take(shape, self.array.dtype)
         patches, is_whole = self.cut.patches(origins)
         if not is_whole:
-            values[...] = self.members[0].fill_value
+            values[...] = self.fill_value
         jobs = self._jobs([patches], [values.reshape(patches.shape)])
         return jobs, partial(self._gathered, values, None, memory)
 

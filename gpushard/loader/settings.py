@@ -119,6 +119,7 @@ class Settings:
                 hint="give the array another name",
             )
         origins = arguments.laid_origins(fields, given["stride"], padding)
+        _refuse_unclear_fill(fields, origins)
         return cls(
             form=form,
             fields=fields,
@@ -195,6 +196,24 @@ def _padding(given: dict[str, Any]) -> Padding:
             hint="pass window=, stride= or lead=, or leave out padding=",
         )
     return padding
+
+
+def _refuse_unclear_fill(fields: Sequence[Field], origins: Origins) -> None:
+    """Refuse to fill samples of joined arrays that have different fill values."""
+    for field in fields if origins.n else ():
+        values = dict.fromkeys(repr(member.fill_value) for member in field.members)
+        if len(values) == 1:
+            continue
+        outermost = origins.of(np.array([0, origins.n - 1]))
+        if field.cut.patches(outermost).is_whole:
+            continue
+        raise OptionError(
+            f"the arrays joined in {field.name} have different fill values, so it is"
+            " unclear with which to fill windows beyond them",
+            expected="one fill value with padding='fill'",
+            got=", ".join(values),
+            hint="pass padding='drop' or 'shift', or join arrays with one fill value",
+        )
 
 
 def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
