@@ -378,18 +378,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(asked, words, tmp_
     assert not (tmp_path / "dst").exists()
 
 
-def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
-    zarr.create_group(tmp_path / "src")
-    src = zarr_array(tmp_path / "src" / "a")
-    for one, other in ((src, src), (tmp_path / "src", src), (src, tmp_path / "src")):
-        with pytest.raises(gpushard.GpushardError, match="overlap"):
-            gpushard.convert(one, other, overwrite=True)
-    with pytest.raises(gpushard.GpushardError, match="overlap"):
-        gpushard.convert(tmp_path / "src", tmp_path / "src" / "below" / "it")
-    assert not (tmp_path / "src" / "below").exists()
-    assert_same_bits(gpushard.open_array(src, device="cpu")[...], VALUES)
-
-
 def test_what_is_there_is_kept_unless_overwritten(tmp_path):
     src = zarr_array(tmp_path / "src")
     dst = zarr_array(tmp_path / "dst", VALUES[:3] + 1)

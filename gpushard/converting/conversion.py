@@ -22,8 +22,9 @@ from gpushard.converting.mark import (
     find_mark,
     refuse_lasting,
     source_fingerprint,
+    takes_mark,
 )
-from gpushard.converting.nodes import Nodes, put_group
+from gpushard.converting.nodes import Nodes, put_group, refuse_clearing
 from gpushard.converting.progress import Advance, Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import OptionError, naming
@@ -120,8 +121,9 @@ class _Job:
 
 @dataclass
 class Conversion:
-    """All arrays of one conversion, from `store` to a `place` in the store `to`."""
+    """All `nodes` of one conversion, from `store` to a `place` in the store `to`."""
 
+    nodes: Nodes
     store: Store
     to: Store
     place: str
@@ -130,33 +132,28 @@ class Conversion:
     overwrite: bool
 
     def run(
-        self,
-        nodes: Nodes,
-        target: TargetArguments,
-        progress: Progress,
-        *,
-        verify: bool,
+        self, target: TargetArguments, progress: Progress, *, verify: bool
     ) -> ConversionReport:
         """Convert all arrays; then verify them if `verify`."""
         started = perf_counter()
-        jobs = self._planned(nodes, target)
+        jobs = self._planned(target)
         nbytes = sum(job.nbytes for job in jobs.values())
         with counted(2 * nbytes if verify else nbytes, progress) as advance:
-            mark = self._mark_of_all(jobs) if nodes.groups else jobs[""].mark
-            arrays = self._convert_all(nodes, jobs, mark, advance)
+            mark = self._mark_of_all(jobs) if self.nodes.groups else jobs[""].mark
+            arrays = self._convert_all(jobs, mark, advance)
             put_groups_above(self.to, self.place)
             for job in jobs.values() if verify else ():
                 job.copy(self.to, self.options).verify(advance)
             mark.remove()
         return ConversionReport(arrays, perf_counter() - started, verify)
 
-    def _planned(self, nodes: Nodes, target: TargetArguments) -> dict[str, _Job]:
+    def _planned(self, target: TargetArguments) -> dict[str, _Job]:
         """Plan each array; raises before any work if an array cannot be converted."""
         writer_of(self.to)  # here, where the error names the destination
         refuse_lasting(self.to)
         refuse_below_array(self.to, self.place)
         jobs: dict[str, _Job] = {}
-        for path, layout in nodes.arrays.items():
+        for path, layout in self.nodes.arrays.items():
             with naming(self.store, layout.path):
                 jobs[path] = self._job(path, layout, target)
                 jobs[path].copy(self.to, self.options)
@@ -196,14 +193,14 @@ class Conversion:
         )
 
     def _convert_all(
-        self, nodes: Nodes, jobs: dict[str, _Job], mark: Mark, advance: Advance
+        self, jobs: dict[str, _Job], mark: Mark, advance: Advance
     ) -> dict[str, ConvertedArray]:
         """Convert the arrays that are not finished, one after the other."""
-        if not nodes.groups:
+        if not self.nodes.groups:
             self._start(jobs[""].blueprint, mark)
             return {"": self._convert(jobs[""], advance)}
         self._start(None, mark)
-        for path, attributes in nodes.groups.items():
+        for path, attributes in self.nodes.groups.items():
             put_group(self.to, join(self.place, path), attributes)
         converted: dict[str, ConvertedArray] = {}
         for number, (path, job) in enumerate(jobs.items()):
@@ -249,7 +246,7 @@ class Conversion:
             return
         is_top = place == self.place
         if self.overwrite and is_top:
-            writer_of(self.to).clear(place)
+            self._clear()
         elif found is not None:
             raise OptionError(
                 "an unfinished conversion lies at the destination, of another source"
@@ -262,6 +259,13 @@ class Conversion:
         mark.write()
         if blueprint is not None:
             blueprint.put(self.to)
+
+    def _clear(self) -> None:
+        """Delete everything at the destination, unless it is the source."""
+        if takes_mark(self.to):
+            paths = [layout.path for layout in self.nodes.arrays.values()]
+            refuse_clearing(self.store, paths, (self.to, self.place))
+        writer_of(self.to).clear(self.place)
 
     def _go_on(
         self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]

@@ -94,8 +94,8 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     to_open = opened_or_made(dst, dst_path, options, dst_storage_options)
     with naming(str(dst), dst_path), to_open as to:
         refuse_overlap(source, to)
-        conversion = Conversion(source[0], *to, options, resume, overwrite)
-        return conversion.run(nodes, target, progress, verify=verify)
+        conversion = Conversion(nodes, source[0], *to, options, resume, overwrite)
+        return conversion.run(target, progress, verify=verify)
 
 
 def _source(

@@ -96,7 +96,7 @@ class Mark:
 
     def write(self) -> None:
         """Write the mark to the store, if that has a place for it."""
-        if not _takes_mark(self.store):
+        if not takes_mark(self.store):
             return
         members = {
             "what": "a conversion by gpushard is under way, or was interrupted",
@@ -143,7 +143,7 @@ class Mark:
 
     def remove(self) -> None:
         """Delete the mark, as the conversion is complete."""
-        if _takes_mark(self.store):
+        if takes_mark(self.store):
             writer_of(self.store).put(self.key, None)
 
 
@@ -157,14 +157,14 @@ def refuse_lasting(store: Store) -> None:
         )
 
 
-def _takes_mark(store: Store) -> bool:
+def takes_mark(store: Store) -> bool:
     """Whether a mark can be stored; without one, a conversion cannot be resumed."""
     return not isinstance(store, ZarrStore) or takes_any_key(store.zarr_store)
 
 
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:
     """The mark at the destination `place`; None if there is none."""
-    data = store.get(join(place, NAME)) if _takes_mark(store) else None
+    data = store.get(join(place, NAME)) if takes_mark(store) else None
     if data is None:
         return None
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -15,11 +16,13 @@ from gpushard.group import all_groups, node_at
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
-from gpushard.stores.base import Store
+from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 
 _DOCUMENT = "zarr.json"
+# An object that tells, for a moment, whether two stores have it.
+_PROBE = ".gpushard-overlap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,43 @@ def refuse_overlap(source: tuple[Store, str], target: tuple[Store, str]) -> None
     """Refuse a destination inside the source, and a source inside the destination."""
     one, other = _address(*source), _address(*target)
     if one.startswith(other) or other.startswith(one):
-        raise OptionError(
-            "the source and the destination of a conversion overlap",
-            expected="two places, neither below the other",
-            got=f"{one} and {other}",
-            hint="convert to another place",
-        )
+        raise _overlap(one, other)
+
+
+def refuse_clearing(
+    store: Store, paths: Iterable[str], target: tuple[Store, str]
+) -> None:
+    """Refuse a destination in whose objects `store` has the arrays at `paths`.
+
+    Stores of different kinds may give one place different addresses. So an object that
+    is put at the destination is looked for from the arrays upwards.
+    """
+    to, place = target
+    writer, key, token = writer_of(to), join(place, _PROBE), uuid4().bytes
+    above = {parent for path in paths for parent in _upwards(path)}
+    looked_for = [ByteRequest(join(at, _PROBE), 0, len(token)) for at in sorted(above)]
+    writer.put(key, [np.frombuffer(token, np.uint8)])
+    try:
+        found = store.read(looked_for)
+    finally:
+        writer.put(key, None)
+    if any(answer and answer.data.tobytes() == token for answer in found):
+        raise _overlap(_address(store, ""), _address(*target))
+
+
+def _upwards(path: str) -> list[str]:
+    """The place itself, and all above it up to the root."""
+    parts = path.split("/") if path else []
+    return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
+
+
+def _overlap(source: str, target: str) -> OptionError:
+    return OptionError(
+        "the source and the destination of a conversion overlap",
+        expected="two places, neither below the other",
+        got=f"{source} and {target}",
+        hint="convert to another place",
+    )
 
 
 def _address(store: Store, place: str) -> str:

@@ -1,0 +1,68 @@
+"""A conversion never deletes its own source, whatever names its place has."""
+
+from __future__ import annotations
+
+import numpy as np
+import obstore.store
+import pytest
+import zarr
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
+
+import gpushard
+
+VALUES = np.arange(1, 24, dtype="f4")
+
+
+def stored(place):
+    a = zarr.create_array(place, shape=VALUES.shape, chunks=(5,), dtype="f4")
+    a[...] = VALUES
+    return place
+
+
+def assert_is_left(place):
+    got = gpushard.open_array(place, device="cpu")[...]
+    np.testing.assert_array_equal(got, VALUES)
+    assert {path.name for path in place.iterdir()} == {"zarr.json", "c"}
+
+
+def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
+    zarr.create_group(tmp_path / "src")
+    src = stored(tmp_path / "src" / "a")
+    for one, other in ((src, src), (tmp_path / "src", src), (src, tmp_path / "src")):
+        with pytest.raises(gpushard.GpushardError, match="overlap"):
+            gpushard.convert(one, other, overwrite=True)
+    with pytest.raises(gpushard.GpushardError, match="overlap"):
+        gpushard.convert(tmp_path / "src", tmp_path / "src" / "below" / "it")
+    assert not (tmp_path / "src" / "below").exists()
+    assert_is_left(src)
+
+
+NAMES = {
+    "path": lambda place: place,
+    "wrapped": lambda place: WrapperStore(LocalStore(place)),
+    "obstore": lambda place: ObjectStore(obstore.store.LocalStore(place)),
+    "fsspec": lambda place: FsspecStore.from_url(f"file://{place}"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("other", NAMES)
+def test_the_source_is_not_overwritten_under_another_name(name, other, tmp_path):
+    zarr.create_group(tmp_path / "group")
+    src = stored(tmp_path / "group" / "a")
+    # The array is the destination, or lies in it.
+    for named, path, place in ((src, "", src), (src.parent, "a", src.parent)):
+        with pytest.raises(gpushard.OptionError, match="overlap"):
+            gpushard.convert(
+                NAMES[name](named), NAMES[other](place), path, overwrite=True
+            )
+        assert_is_left(src)
+
+
+def test_one_array_of_a_group_is_not_overwritten_under_another_name(tmp_path):
+    zarr.create_group(tmp_path)
+    src = stored(tmp_path / "a")
+    group = NAMES["obstore"](tmp_path)
+    with pytest.raises(gpushard.OptionError, match="overlap"):
+        gpushard.convert(group, src, overwrite=True)
+    assert_is_left(src)
