@@ -146,14 +146,11 @@ def refuse_unknown(
     unknown = min((name for name in given if name not in names), default=None)
     if unknown is None:
         return
-    near = near_names(unknown, names)
-    hint = f"you may have meant {near[0]}=" if near else None
-    hint = (hints or {}).get(unknown, hint)
-    raise OptionError(
-        f"{what} {unknown!r}",
-        expected=None if hint else f"one of {', '.join(names)}",
-        hint=hint,
-    )
+    # A hint has room for all names, which what an error expected has not.
+    hint = f"choose from {', '.join(names)}"
+    if near := near_names(unknown, names):
+        hint = f"you may have meant {near[0]}="
+    raise OptionError(f"{what} {unknown!r}", hint=(hints or {}).get(unknown, hint))
 
 
 def _wrong(name: str, expected: str, value: Any) -> OptionError:

@@ -330,7 +330,7 @@ def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ({"zarr_format": 3}, "no parameter 'zarr_format': expected one of mask_and"),
+        ({"zarr_format": 3}, "no parameter 'zarr_format'; choose from mask_and"),
         ({"decode_time": False}, "parameter 'decode_time'.*ant decode_times="),
         ({"group": 3}, "group is the path of a group: got 3"),
         ({"drop_variables": 3}, "drop_variables are names of arrays: got 3"),

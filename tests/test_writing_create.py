@@ -153,10 +153,22 @@ def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
     [
         ({"shards": (3, 3)}, "zarr makes no such array"),
         ({"dtype": "no type"}, "zarr makes no such array"),
-        ({"zz": 2}, "no argument 'zz'.*expected one of shape, dtype"),
+        ({"zz": 2}, "no argument 'zz'.*; choose from shape, .*, storage_options, opt"),
         ({"overwite": True}, r"'overwite' \(array .*\); you may have meant overwrite="),
         ({"chunk": 2}, "no argument 'chunk'.*; you may have meant chunks="),
         ({"index_location": "start"}, "pass shards={'shape': ..., 'index_location'"),
+        ({"mode": "w"}, "no argument 'mode'.*; pass overwrite=True"),
+        (
+            {"shards": {"shape": 4, "index_locaton": "start"}},
+            "shards= has no member 'index_locaton'.*may have meant index_location",
+        ),
+        ({"shards": {"index_location": "start"}}, "needs the member 'shape'"),
+        ({"dtype": None}, "needs the argument 'dtype'"),
+        ({"dtype": "i4", "fill_value": 1.5}, "cannot hold the fill value.*got 1.5"),
+        ({"dtype": "S2", "fill_value": b"abc"}, "cannot hold.*one element of .S2"),
+        ({"dtype": "U2", "fill_value": "abc"}, "cannot hold the fill value.*'abc'"),
+        ({"dtype": "?", "fill_value": 2}, "cannot hold the fill value"),
+        ({"dtype": "f4", "fill_value": 1e39}, "cannot hold the fill value.*1e.39"),
         ({"write_strategy": "fast"}, "strategy"),
         ({"write_strategy": "random_write"}, "index_location"),
         ({"attributes": {"a": object()}}, "zarr makes no such array"),
@@ -168,6 +180,27 @@ def test_impossible_arguments_are_refused_and_nothing_is_made(
     with pytest.raises(gpushard.OptionError, match=reason):
         gpushard.create_array(tmp_path / "a", **PLAIN | arguments)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("f2", 0.1),
+        ("f4", np.inf),
+        ("f4", 2**24 + 1),
+        ("i4", 3.0),
+        ("i4", True),
+        ("?", 1),
+        ("S2", b"a\0"),
+        ("U2", np.array(["a"])[0]),
+        ("M8[s]", "NaT"),
+        ("f4", "NaN"),
+    ],
+)
+def test_fill_values_that_the_data_type_holds_are_taken(dtype, given, tmp_path):
+    arguments = PLAIN | {"dtype": dtype, "fill_value": given}
+    got = gpushard.create_array(tmp_path / "a", **arguments).fill_value
+    np.testing.assert_array_equal(got, np.asarray(given).astype(dtype))
 
 
 @pytest.mark.parametrize("name", ["shape", "dtype", "chunks"])

@@ -15,7 +15,11 @@ from gpushard.errors import OptionError
 Shape = int | Sequence[int]
 
 
-_PART_OF_SHARDS = "pass shards={'shape': ..., 'index_location': 'start'}"
+# For arguments that other functions have.
+_HINTS = {
+    "index_location": "pass shards={'shape': ..., 'index_location': 'start'}",
+    "mode": "pass overwrite=True to delete what is there",
+}
 
 
 class ArrayArguments(TypedDict, total=False):
@@ -33,7 +37,8 @@ class ArrayArguments(TypedDict, total=False):
         zarr codecs, one or a list; ``compressors=None`` for none. A
         `zarr.codecs.ShardingCodec` as the serializer nests shards.
     fill_value
-        Value of missing inner chunks; the data type's zero by default.
+        Value of missing inner chunks, which the data type must hold (floats may be
+        rounded); the data type's zero by default.
     dimension_names, attributes, chunk_key_encoding
         As zarr takes them.
     order
@@ -86,11 +91,19 @@ def check_names(
     `given` are those arguments that say what is stored; `name` is the function's.
     """
     known = [*ArrayArguments.__annotations__, *keywords_of(function)]
-    hints = {"index_location": _PART_OF_SHARDS}
-    refuse_unknown(given, known, f"{name} has no argument", hints)
+    refuse_unknown(given, known, f"{name} has no argument", _HINTS)
     for required in ("shape", "dtype", "chunks"):
-        if required not in given:
+        if given.get(required) is None:
             raise OptionError(f"{name} needs the argument {required!r}")
+    if isinstance(given.get("shards"), Mapping):
+        _check_members(given["shards"])
+
+
+def _check_members(shards: Mapping[str, Any]) -> None:
+    """Refuse unknown members, which zarr ignores, and shards without a shape."""
+    refuse_unknown(shards, ("shape", "index_location"), "shards= has no member")
+    if "shape" not in shards:
+        raise OptionError("shards= needs the member 'shape'", got=repr(dict(shards)))
 
 
 def _written_by_zarr(given: dict[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -35,6 +35,9 @@ _V3_GROUP = (
     _ROOT,
     document_bytes({"zarr_format": 3, "node_type": "group", "attributes": {}}),
 )
+
+# Kinds of fill values that are comparable with elements of each kind.
+_SAME_FILL = {**dict.fromkeys("biu", "biuf"), "S": "S", "U": "U"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,26 @@ def _occupied() -> OptionError:
 
 
 def _v3(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
-    return v3_blueprint(new_document(arguments), place, options)
+    plan = v3_blueprint(new_document(arguments), place, options)
+    _refuse_other_fill(arguments.get("fill_value"), plan.layout)
+    return plan
+
+
+def _refuse_other_fill(given: Any, layout: ArrayLayout) -> None:
+    """Refuse a fill value of which zarr has stored what the data type can hold."""
+    value, kept = np.asarray(given), layout.fill_value
+    if layout.dtype.kind in "fc" and value.dtype.kind in "biufc":
+        is_kept = np.isfinite(value) == np.isfinite(kept)  # floats may be rounded
+    elif value.dtype.kind in _SAME_FILL.get(layout.dtype.kind, ""):
+        is_kept = value == kept
+    else:
+        return
+    if not is_kept:
+        raise OptionError(
+            "the data type cannot hold the fill value",
+            expected=f"one element of {layout.dtype}",
+            got=repr(given),
+        )
 
 
 def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
