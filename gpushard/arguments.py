@@ -10,10 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from gpushard.errors import OptionError
 
 Kind = TypeVar("Kind")
 
+_FLAGS: tuple[type, ...] = (bool, np.bool_)
 _NAMES_SHOWN = 8
 # Comparing more names would keep a caller waiting who only asks whether one is there.
 _NAMES_COMPARED = 1000
@@ -96,6 +99,19 @@ def whole_number(value: Any, name: str, least: int) -> int:
             got=repr(value),
         )
     return number
+
+
+def flag(value: Any, name: str, hint: str | None = None) -> bool:
+    """`value`, which must be True or False: other values look like a choice.
+
+    Raises
+    ------
+    OptionError
+        It is neither.
+    """
+    if not isinstance(value, _FLAGS):
+        raise OptionError(f"{name}= must be True or False", got=repr(value), hint=hint)
+    return bool(value)
 
 
 def likely_names(meant: str, names: Iterable[str]) -> str:

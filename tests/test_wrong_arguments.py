@@ -23,6 +23,7 @@ NO_TEXT = (5, None, b"x", ["a"], {}, THING, True)
 NO_LIST = (5, None, 3.5, "x", b"x", THING)
 NO_INTEGER = ("x", b"x", 3.5, ["a"], {}, THING, (1, "a"))
 NO_OPTIONS = (5, None, {}, "x", THING)
+NO_FLAG = (5, 0, None, "no", [], THING)
 
 
 class Place:
@@ -99,6 +100,7 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
         (5, "x", ["a"], THING),
     ),
     "create_array(options)": (lambda p, v: p.create(options=v), NO_OPTIONS),
+    "create_array(overwrite)": (lambda p, v: p.create(overwrite=v), NO_FLAG),
     "compact": (lambda p, v: gpushard.compact(v), (5, None, "x", THING)),
     "repair": (lambda p, v: gpushard.repair(v), (5, None, "x", THING)),
     "append_index(path)": (
@@ -125,6 +127,15 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
         lambda p, v: gpushard.convert(p.root / "a", p.root / "c", options=v),
         NO_OPTIONS,
     ),
+    **{
+        f"convert({name})": (
+            lambda p, v, name=name: gpushard.convert(
+                p.root / "a", p.root / name, **{name: v}
+            ),
+            NO_FLAG,
+        )
+        for name in ("overwrite", "resume", "verify")
+    },
     "concat": (lambda p, v: gpushard.concat(v), (*NO_LIST, [], [5], [None])),
     "concat(axis)": (lambda p, v: gpushard.concat([p.array], axis=v), NO_INTEGER),
     "joined[...] = value": (lambda p, v: p.joined.__setitem__(0, v), (5,)),
@@ -168,6 +179,8 @@ CASES: dict[str, tuple[Callable[[Place, Any], Any], tuple[Any, ...]]] = {
     "append(at)": (lambda p, v: p.rolling.append(VALUES, at=v), NO_INTEGER),
     "prepend(at)": (lambda p, v: p.rolling.prepend(VALUES, at=v), NO_INTEGER),
     "roll(keep)": (lambda p, v: p.rolling.roll(VALUES, keep=v), NO_INTEGER),
+    "roll(delete)": (lambda p, v: p.rolling.roll(VALUES, delete=v), NO_FLAG),
+    "drop(delete)": (lambda p, v: p.rolling.drop(0, delete=v), NO_FLAG),
     "write_shards(at)": (lambda p, v: p.rolling.write_shards(VALUES, at=v), NO_INTEGER),
     "drop": (lambda p, v: p.rolling.drop(v), (None, *NO_INTEGER)),
     "move_window": (lambda p, v: p.rolling.move_window(v, 8), (None, *NO_INTEGER)),

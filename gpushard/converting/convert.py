@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpushard.arguments import instance, keywords_of, refuse_unknown
+from gpushard.arguments import flag, instance, keywords_of, refuse_unknown
 from gpushard.array import Array
 from gpushard.converting.conversion import Conversion, ConversionReport
 from gpushard.converting.kept import TargetArguments
@@ -88,6 +88,8 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     CorruptShardError
         The source is damaged, or `verify` found a difference.
     """
+    overwrite, resume = flag(overwrite, "overwrite"), flag(resume, "resume")
+    verify = flag(verify, "verify")
     options = _limited(instance(options, "options", Options), target)
     source = _source(src, src_path, options, storage_options)
     nodes = nodes_at(*source, options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.arguments import whole_number
+from gpushard.arguments import flag, whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, SelectionError, UnsupportedError
@@ -50,13 +50,6 @@ def count(value: Any, name: str, least: int = 1) -> int:
             f"{name}= is too large", expected=f"at most {MAX_LENGTH}", got=number
         )
     return number
-
-
-def flag(value: Any, name: str, hint: str | None = None) -> bool:
-    """`value`, which must be True or False: other values look like a choice."""
-    if not isinstance(value, bool | np.bool_):
-        raise OptionError(f"{name}= must be True or False", got=repr(value), hint=hint)
-    return bool(value)
 
 
 def held_arrays(arrays: Any) -> Any:

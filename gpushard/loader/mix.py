@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.arguments import items, whole_number
+from gpushard.arguments import flag, items, whole_number
 from gpushard.errors import OptionError
-from gpushard.loader.arguments import finite_sums, flag, one_of, weight_numbers
+from gpushard.loader.arguments import finite_sums, one_of, weight_numbers
 from gpushard.loader.loader import Loader
 from gpushard.loader.permutation import uniform
 from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpushard.arguments import whole_number
+from gpushard.arguments import flag, whole_number
 from gpushard.errors import OptionError
 from gpushard.loader import arguments
 from gpushard.loader.arguments import one_of
@@ -180,9 +180,9 @@ class Settings:
 def _flags(given: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """Arguments that are True or False, with their names."""
     hint = "pass shuffle=True, with block= to shuffle blocks of samples"
-    yield "shuffle", arguments.flag(given["shuffle"], "shuffle", hint)
+    yield "shuffle", flag(given["shuffle"], "shuffle", hint)
     for name in ("drop_last", "replacement", "return_index"):
-        yield name, arguments.flag(given[name], name)
+        yield name, flag(given[name], name)
 
 
 def _padding(given: dict[str, Any]) -> Padding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from gpushard.arguments import integer
+from gpushard.arguments import flag, integer
 from gpushard.array import located
 from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
@@ -195,6 +195,8 @@ class RollingArray(RollingReader):
         SelectionError
             The elements are not whole shards, or there are fewer than `n`.
         """
+        with self._named():
+            delete = flag(delete, "delete")
         return self._changed(lambda s, d: rolls.drop(s, n, d, delete=delete), axis)
 
     def roll(
@@ -223,9 +225,9 @@ class RollingArray(RollingReader):
         SelectionError, StoreError
             As for `append`.
         """
-        return self._changed(
-            lambda s, d: rolls.roll(s, values, d, rolls.Roll(at, keep, delete)), axis
-        )
+        with self._named():
+            how = rolls.Roll(at, keep, flag(delete, "delete"))
+        return self._changed(lambda s, d: rolls.roll(s, values, d, how), axis)
 
     def write_shards(self, values: Any, axis: int = 0, *, at: int) -> None:
         """Do only step 1 of a roll: write shards anywhere, without moving the window.

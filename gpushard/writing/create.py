@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpushard.arguments import instance
+from gpushard.arguments import flag, instance
 from gpushard.array import Array, open_array
 from gpushard.errors import OptionError, UnsupportedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
@@ -79,6 +79,7 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     options = _with_strategy(options, write_strategy)
     with naming(str(store), path):
         check_names(array, create_array, "create_array")
+        overwrite = flag(overwrite, "overwrite")
         # A store that cannot be written is refused before anything is made.
         plan = blueprint(format, array, instance(path, "path", str).strip("/"), options)
         with opened_or_made(store, path, options, storage_options) as (opened, place):
