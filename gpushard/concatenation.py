@@ -20,7 +20,7 @@ from gpushard.errors import (
     naming,
 )
 from gpushard.fetching.job import Job
-from gpushard.formats.document import MAX_LENGTH
+from gpushard.layout import MAX_LENGTH
 from gpushard.numpy_like import Manner, NumpyLike
 from gpushard.placing.outputs import parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
@@ -88,7 +88,7 @@ def _checked(arrays: Iterable[Any]) -> list[Array]:
             raise SelectionError(
                 "concat joins arrays that gpushard opened",
                 got=type(array).__name__,
-                hint="open each with gpushard.open_array",
+                hint="open each with gpushard.open_array; a rolling one has view()",
             )
         checked.append(array)
     if not checked:

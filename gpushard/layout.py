@@ -19,6 +19,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_LENGTH = 2**62
+"""Largest extent or chunk length: one cell beyond it still fits an int64."""
+
 # No coordinate has more digits, and Python refuses to parse thousands of them.
 _NUMBER = re.compile("-?[0-9]{1,19}")
 # Grids of up to so many cells are walked by `itertools.product`, which holds its axes

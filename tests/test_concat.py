@@ -17,6 +17,7 @@ import gpushard
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.selection import IndexAxis, Orthogonal, Points
+from rolling_arrays import rolling
 from selection_strategies import (
     basic_keys,
     masks,
@@ -278,6 +279,7 @@ def test_what_gpushard_did_not_open_is_refused_at_once(tmp_path):
         (a, "a list of arrays"),
         ([a, z], "gpushard opened"),
         ([np.zeros(4, "i4")], "gpushard opened"),
+        ([rolling(tmp_path / "rolling", 0, 2)], "a rolling one has view"),
         (iter([]), "at least one"),
     ):
         with pytest.raises(gpushard.SelectionError, match=words):

@@ -11,6 +11,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 import gpushard
 from gpushard.rolling import RollingArray
+from gpushard.stores.files import FileWriter
 from rolling_arrays import (
     FILL,
     PLAIN,
@@ -198,6 +199,8 @@ def test_a_roll_by_more_than_the_window_leaves_nothing_behind(tmp_path):
     a.roll(steps(2, 8))
     assert np.array_equal(a[...], steps(6, 8))
     assert shards_of(tmp_path / "a") == {"c/3/0"}
+    a.roll(steps(20, 26), at=20)
+    assert shards_of(tmp_path / "a") == {"c/12/0"}
 
 
 @pytest.mark.parametrize("ending", ["lock", "new", "undo", "undo.new"])
@@ -308,4 +311,55 @@ def test_a_misspelt_argument_is_told_with_the_one_that_may_be_meant(tmp_path):
     told = "RollingArray.create has no argument 'orgin'; you may have meant origin="
     with pytest.raises(gpushard.OptionError, match=told):
         create(tmp_path / "a", **PLAIN, orgin=3)
+    assert not (tmp_path / "a").exists()
+
+
+FAR = 2**62
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.append(steps(0, 2), at=FAR),
+        lambda a: a.roll(steps(0, 2), at=FAR * 4),
+        lambda a: a.prepend(steps(0, 2), at=-FAR),
+        lambda a: a.write_shards(steps(0, 2), at=-FAR * 4),
+        lambda a: a.move_window(0, FAR + 2),
+        lambda a: a.move_window(FAR * 4, FAR * 4 + 2),
+    ],
+)
+def test_a_window_that_no_document_can_have_is_refused_before_anything_is_written(
+    change, tmp_path
+):
+    a = rolling(tmp_path, 0, 4)
+    before = shards_of(tmp_path)
+    with pytest.raises(gpushard.SelectionError, match="too long along axis 0, or too"):
+        change(a)
+    assert shards_of(tmp_path) == before
+    assert np.array_equal(RollingArray.open(tmp_path)[...], steps(0, 4))
+
+
+def test_a_roll_far_beyond_the_window_deletes_what_the_window_had(
+    tmp_path, monkeypatch
+):
+    a = rolling(tmp_path, 0, 4)
+    deleted = []
+    delete = FileWriter.delete
+
+    def noted(writer, keys):
+        deleted.extend(keys)
+        delete(writer, keys)
+
+    monkeypatch.setattr(FileWriter, "delete", noted)
+    a.roll(steps(1000, 1000 + 2), at=1000, keep=2)
+    assert deleted == ["c/0/0", "c/1/0"]
+    assert np.array_equal(a[...], steps(1000, 1000 + 2))
+
+
+@pytest.mark.parametrize("origin", [0, ()])
+def test_an_array_without_axes_cannot_roll(origin, tmp_path):
+    with pytest.raises(gpushard.OptionError, match="without axes cannot roll"):
+        RollingArray.create(
+            tmp_path / "a", shape=(), chunks=(), dtype="i4", origin=origin
+        )
     assert not (tmp_path / "a").exists()

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from gpushard.errors import GpushardError, MetadataError, UnsupportedError
-
-MAX_LENGTH = 2**62
-"""Largest extent or chunk length: one cell beyond it still fits an int64."""
+from gpushard.layout import MAX_LENGTH
 
 # JSON has numbers of any length; those of more bits are shortened, as text.
 _MOST_BITS = 64

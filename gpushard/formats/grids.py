@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from gpushard.errors import UnsupportedError
 from gpushard.formats.document import (
-    MAX_LENGTH,
     Named,
     as_length,
     as_lengths,
@@ -20,7 +19,7 @@ from gpushard.formats.document import (
     unsupported,
     wrong,
 )
-from gpushard.layout import ChunkKeys, GridAxis
+from gpushard.layout import MAX_LENGTH, ChunkKeys, GridAxis
 
 MAX_NDIM = 32
 """Most dimensions of an array: NumPy 1 and the CUDA kernels have the same limit."""

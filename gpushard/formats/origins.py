@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from gpushard.errors import MetadataError, UnsupportedError
-from gpushard.formats.document import MAX_LENGTH, as_object, wrong
+from gpushard.formats.document import as_object, wrong
 from gpushard.formats.grids import ChunkGrid
+from gpushard.layout import MAX_LENGTH
 
 ORIGIN = "origin"
 """Attribute of a rolling Zarr v3 array, and member of `.zarray` in Zarr v2."""

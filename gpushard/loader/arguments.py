@@ -16,8 +16,7 @@ from gpushard.arguments import flag, whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, SelectionError, UnsupportedError
-from gpushard.formats.document import MAX_LENGTH
-from gpushard.layout import GridAxis
+from gpushard.layout import MAX_LENGTH, GridAxis
 from gpushard.loader.batches import Form, Kind
 from gpushard.loader.conversion import Conversion
 from gpushard.loader.fields import Field, usable_source

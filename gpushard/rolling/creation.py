@@ -34,6 +34,8 @@ def rolling_attributes(
             hint="leave it out of attributes=, and pass origin= or tags=",
         )
     ndim = len(lengths(array["shape"], "shape"))
+    if not ndim:
+        raise OptionError("an array without axes cannot roll", got="shape=()")
     known = mapping(tags, "tags", "a mapping of names to texts")
     return new_attributes(attributes, _coordinates(origin, ndim), known)
 

@@ -59,7 +59,7 @@ def roll(steps: Steps, values: Any, axis: int, how: Roll) -> Moved:
 
     moved = _behind(steps, values, axis, how.at, rolled)
     if how.delete:
-        _delete_left(steps, moved, axis)
+        _delete_left(steps, moved, axis, how.at)
     return moved
 
 
@@ -93,7 +93,7 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
     """Write shards before the window, then extend its start over them."""
     with steps.alone() if at is None else nullcontext():
         now = steps.window()
-        begin, _ = _sides(now, axis)
+        begin, end = _sides(now, axis)
         first = begin - _length(now, values, axis) if at is None else integer(at, "at")
         place = _place(now, values, axis, first)
         _, stop = _sides(place, axis)
@@ -104,6 +104,7 @@ def prepend(steps: Steps, values: Any, axis: int, at: int | None) -> Moved:
                 got=stop,
                 hint="append them, or write by a.at[...]",
             )
+        now.over(axis, first, end)  # raises before anything is written
         claimed = steps.claim(place) if at is None else None
         steps.write(place, values, claimed=claimed)
 
@@ -164,20 +165,28 @@ def sweep(steps: Steps) -> int:
     return steps.delete_objects(left)
 
 
-def _delete_left(steps: Steps, moved: Moved, axis: int) -> None:
-    """Delete the shards that the window has left at its start."""
-    (first, _), (start, _) = (_sides(window, axis) for window in moved)
-    if start > first:
-        before, after = moved
-        try:
-            steps.delete(before.over(axis, first, start))
-        except StoreError as error:
-            raise StoreError(
-                f"the window has moved, to {after.domain[axis]}, but not all shards"
-                f" that it has left are deleted: {error.what}",
-                store_url=error.store_url,
-                hint="do not do it again: `sweep` deletes them once the store can",
-            ) from error
+def _delete_left(steps: Steps, moved: Moved, axis: int, at: int | None = None) -> None:
+    """Delete the shards that the window has left at its start.
+
+    If a roll wrote values `at` somewhere behind the end, there are none in between.
+    """
+    before, after = moved
+    first, end = _sides(before, axis)
+    start, _ = _sides(after, axis)
+    parts = [(first, start)]
+    if at is not None and at > end:
+        parts = [(first, min(start, end)), (at, start)]
+    try:
+        for begin, stop in parts:
+            if stop > begin:
+                steps.delete(before.over(axis, begin, stop))
+    except StoreError as error:
+        raise StoreError(
+            f"the window has moved, to {after.domain[axis]}, but not all shards"
+            f" that it has left are deleted: {error.what}",
+            store_url=error.store_url,
+            hint="do not do it again: `sweep` deletes them once the store can",
+        ) from error
 
 
 def _place(now: Window, values: Any, axis: int, at: int) -> Window:

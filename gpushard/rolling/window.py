@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from gpushard.arguments import integer
 from gpushard.errors import OptionError, SelectionError
-from gpushard.layout import ArrayLayout, in_c_order
+from gpushard.layout import MAX_LENGTH, ArrayLayout, in_c_order
 
 Coordinate = tuple[int, ...]
 
@@ -64,12 +64,19 @@ class Window:
         Raises
         ------
         SelectionError
-            `start` is not the start of a stored object.
+            `start` is not the start of a stored object, or no document could have the
+            window.
         """
-        cell = self.cells[axis]
         self._refuse_inside(axis, start, "the window would begin inside of a shard")
-        origin = (*self.origin[:axis], start // cell, *self.origin[axis + 1 :])
-        shape = (*self.shape[:axis], max(stop - start, 0), *self.shape[axis + 1 :])
+        first, length = start // self.cells[axis], max(stop - start, 0)
+        if max(abs(first), length) > MAX_LENGTH:
+            raise SelectionError(
+                f"the window would be too long along axis {axis}, or too far away",
+                expected=f"up to {MAX_LENGTH} elements, that many shards from 0",
+                got=f"{start} to {stop}",
+            )
+        origin = (*self.origin[:axis], first, *self.origin[axis + 1 :])
+        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
         return replace(self, origin=origin, shape=shape)
 
     def whole(self, axis: int, start: int, stop: int) -> Window:
