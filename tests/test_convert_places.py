@@ -66,3 +66,10 @@ def test_one_array_of_a_group_is_not_overwritten_under_another_name(tmp_path):
     with pytest.raises(gpushard.OptionError, match="overlap"):
         gpushard.convert(group, src, overwrite=True)
     assert_is_left(src)
+
+
+@pytest.mark.parametrize("shapes", [{"chunks": 2**70}, {"shards": 3 * 10**9}])
+def test_shapes_that_no_array_can_have_are_told_with_the_destination(shapes, tmp_path):
+    src = stored(tmp_path / "src")
+    with pytest.raises(gpushard.GpushardError, match=r"array 'file://.*/dst/x/y'"):
+        gpushard.convert(src, tmp_path / "dst", "", "x/y", **shapes)

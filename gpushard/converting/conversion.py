@@ -27,7 +27,7 @@ from gpushard.converting.mark import (
 from gpushard.converting.nodes import Nodes, put_group, refuse_clearing
 from gpushard.converting.progress import Advance, Progress, counted
 from gpushard.converting.tiles import budget_for
-from gpushard.errors import OptionError, naming
+from gpushard.errors import GpushardError, OptionError, naming
 from gpushard.fetching.index_room import least_limit
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
@@ -166,9 +166,11 @@ class Conversion:
         place = join(self.place, path)
         try:
             blueprint = target_blueprint(layout, target, place, self.options)
-        except OptionError as error:
-            # The error is in the arguments and not in the source.
-            error.add_context(store_url=self.to.url, array_path=place)
+        except GpushardError as error:
+            # Errors in the arguments, and those that name the place of the new document
+            # already, are not about the source.
+            if isinstance(error, OptionError) or error.array_path is not None:
+                error.add_context(store_url=self.to.url, array_path=place)
             raise
         mark = Mark(
             store=self.to,
