@@ -170,6 +170,11 @@ class Group(Mapping[str, Array]):
             self._reads_consolidated,
         )
 
+    def on_host(self) -> Group:
+        """The same group, with its arrays on the host."""
+        how = self._options, self._reads_consolidated
+        return Group(self._store, self._document, "cpu", *how)
+
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
             layout = self._layout(name)

@@ -1,4 +1,4 @@
-"""A conversion never deletes its own source, whatever names its place has."""
+"""What a conversion takes for its source, and that it never deletes that."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 import gpushard
+from rolling_arrays import rolling, steps
 
 VALUES = np.arange(1, 24, dtype="f4")
 
@@ -73,3 +74,24 @@ def test_shapes_that_no_array_can_have_are_told_with_the_destination(shapes, tmp
     src = stored(tmp_path / "src")
     with pytest.raises(gpushard.GpushardError, match=r"array 'file://.*/dst/x/y'"):
         gpushard.convert(src, tmp_path / "dst", "", "x/y", **shapes)
+
+
+def test_a_view_is_converted_and_not_the_window_of_its_array(tmp_path):
+    a = rolling(tmp_path / "a", 0, 8)
+    last, before = a.view(-2), a.view()
+    a.roll(steps(8, 10), delete=False)
+    for name, view, want in (("b", last, steps(6, 8)), ("c", before, steps(0, 8))):
+        gpushard.convert(view, tmp_path / name, verify=True)
+        got = gpushard.open_array(tmp_path / name, device="cpu")[...]
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_group_is_converted_with_the_arrays_that_it_was_opened_with(tmp_path):
+    src = tmp_path / "src"
+    zarr.create_group(src)
+    stored(src / "a")
+    with pytest.warns(match="Consolidated"):
+        zarr.consolidate_metadata(src)
+    stored(src / "late")
+    group = gpushard.open_group(src, use_consolidated=False)
+    assert list(gpushard.convert(group, tmp_path / "dst").arrays) == ["a", "late"]

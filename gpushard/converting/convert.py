@@ -9,7 +9,7 @@ from gpushard.arguments import flag, instance, keywords_of, refuse_unknown
 from gpushard.array import Array
 from gpushard.converting.conversion import Conversion, ConversionReport
 from gpushard.converting.kept import TargetArguments
-from gpushard.converting.nodes import nodes_at, refuse_overlap
+from gpushard.converting.nodes import Nodes, nodes_at, nodes_of, refuse_overlap
 from gpushard.converting.progress import Progress
 from gpushard.errors import naming
 from gpushard.group import Group
@@ -63,7 +63,8 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     Parameters
     ----------
     src, src_path, dst, dst_path
-        Source: anything that `open_array` or `open_group` opens, or what they return.
+        Source: anything that `open_array` or `open_group` opens, or what they return
+        (a view of a rolling array too), as it is open.
         Destination: as for `create_array`.
     overwrite
         Whether to delete everything at `dst` first. If an interrupted run of the same
@@ -92,7 +93,7 @@ def convert(  # noqa: PLR0913 - four by position, the rest by name
     verify = flag(verify, "verify")
     options = _limited(instance(options, "options", Options), target)
     source = _source(src, src_path, options, storage_options)
-    nodes = nodes_at(*source, options)
+    nodes = _nodes(None if src_path else src, source, options)
     to_open = opened_or_made(dst, dst_path, options, dst_storage_options)
     with naming(str(dst), dst_path), to_open as to:
         refuse_overlap(source, to)
@@ -111,6 +112,16 @@ def _source(
         return resolve(src, path, options, storage_options)
     store = src.source.store if isinstance(src, Array) else src.store
     return store, join(src.path, instance(path, "path", str).strip("/"))
+
+
+def _nodes(src: Any, source: tuple[Store, str], options: Options) -> Nodes:
+    """What `src` has if it is open already, else what the source has."""
+    # What is open may be another window, or metadata that are not consolidated.
+    if isinstance(src, Array):
+        return nodes_of(src.source.layout)
+    if isinstance(src, Group):
+        return nodes_of(src.on_host())
+    return nodes_at(*source, options)
 
 
 def _limited(options: Options, target: ConvertArguments) -> ReadOptions:

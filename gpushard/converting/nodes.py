@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 
 from gpushard.errors import OptionError, naming
-from gpushard.group import all_groups, node_at
+from gpushard.group import Group, all_groups, node_at
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
@@ -45,6 +45,11 @@ def nodes_at(store: Store, place: str, options: Options) -> Nodes:
     """The arrays and groups at `place` and below."""
     with naming(store, place):
         top = node_at(store, place, options)
+    return nodes_of(top)
+
+
+def nodes_of(top: ArrayLayout | Group) -> Nodes:
+    """An array, or a group with all below it, as they were opened."""
     if isinstance(top, ArrayLayout):
         return Nodes({"": top}, {})
     groups: dict[str, Mapping[str, Any]] = {}
