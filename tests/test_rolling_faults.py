@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,19 @@ def test_what_a_drop_deletes_is_what_it_dropped_at_last(monkeypatch):
     monkeypatch.setattr(rolling_steps, "moved_document", overtaken)
     assert a.drop(2).domain[0] == range(4, 8)
     assert a.sweep() == 0
+
+
+def test_a_sweep_beside_a_prepend_leaves_its_shards_alone(tmp_path, monkeypatch):
+    a, b = rolling(tmp_path, 0, 4), RollingArray.open(tmp_path)
+    sweeping = Thread(target=b.sweep)
+    move = rolling_steps.Steps.move
+
+    def moved_later(*given: Any) -> Any:
+        sweeping.start()
+        sweeping.join(0.2)  # as long as it takes if nothing keeps it waiting
+        return move(*given)
+
+    monkeypatch.setattr(rolling_steps.Steps, "move", moved_later)
+    a.prepend(steps(-2, 0))
+    sweeping.join()
+    assert np.array_equal(a.refresh()[...], steps(-2, 4))

@@ -293,7 +293,9 @@ class RollingArray(RollingReader):
         """Delete all shards before the window's origin; returns their number.
 
         Use it after a writer was interrupted or did not delete. Shards after the
-        window are not deleted, because another writer may be about to append them.
+        window are not deleted, because another writer may be about to append them. In
+        local files it waits for a prepend under way, except one with `at`; elsewhere
+        the shards of that are deleted.
 
         Raises
         ------

@@ -156,13 +156,15 @@ def move(steps: Steps, start: int, stop: int, axis: int) -> Moved:
 
 def sweep(steps: Steps) -> int:
     """Delete all shards before the origin along some axis; returns their number."""
-    origin = steps.window().origin
-    left = [
-        at
-        for at in steps.stored()
-        if any(i < o for i, o in zip(at, origin, strict=True))
-    ]
-    return steps.delete_objects(left)
+    # The shards of a prepend under way lie there as well.
+    with steps.alone():
+        origin = steps.window().origin
+        left = [
+            at
+            for at in steps.stored()
+            if any(i < o for i, o in zip(at, origin, strict=True))
+        ]
+        return steps.delete_objects(left)
 
 
 def _delete_left(steps: Steps, moved: Moved, axis: int, at: int | None = None) -> None:
