@@ -7,7 +7,6 @@ own axis order: transposes of the codec chain are folded into `axis_order` field
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.chunk_keys import ChunkKeys
+
 MAX_LENGTH = 2**62
 """Largest extent or chunk length: one cell beyond it still fits an int64."""
 
-# No coordinate has more digits, and Python refuses to parse thousands of them.
-_NUMBER = re.compile("-?[0-9]{1,19}")
 # Grids of up to so many cells are walked by `itertools.product`, which holds its axes
 # in memory.
 _HELD_CELLS = 1 << 16
@@ -189,50 +188,6 @@ class ShardLevel:
     def index_nbytes(self, n_entries: int) -> int:
         """Encoded size of an index of `n_entries`."""
         return self.index_size.of(n_entries)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkKeys:
-    """`chunk_key_encoding`: coordinates of a stored object -> key below the array.
-
-    Attributes
-    ----------
-    kind
-        "default" and "v2" of Zarr v3, or "draft", the encoding of the draft of v3.
-    separator
-        Character between the coordinates.
-    offset
-        Added to the coordinates in the chunk grid to give those in the key; () adds
-        nothing.
-    """
-
-    kind: Literal["default", "v2", "draft"]
-    separator: Literal["/", "."]
-    offset: tuple[int, ...] = ()
-
-    def key(self, coordinates: tuple[int, ...]) -> str:
-        """Key of the object at `coordinates` of the chunk grid."""
-        if self.offset:
-            pairs = zip(coordinates, self.offset, strict=True)
-            coordinates = tuple(at + offset for at, offset in pairs)
-        text = self.separator.join(map(str, coordinates))
-        if self.kind == "draft":
-            return f"c{text or '0'}"
-        if self.kind == "v2":
-            return text or "0"
-        return f"c{self.separator}{text}" if text else "c"
-
-    def stored_coordinates(self, key: str, ndim: int) -> tuple[int, ...] | None:
-        """Coordinates in a key below the array; None if the key has none."""
-        if self.kind != "v2":
-            start = "c" if self.kind == "draft" or not ndim else f"c{self.separator}"
-            if not key.startswith(start):
-                return None
-            key = key.removeprefix(start)
-        numbers = key.split(self.separator)
-        if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
-            return None
-        return tuple(map(int, numbers))
 
 
 @dataclass(frozen=True)

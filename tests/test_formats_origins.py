@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard.layout import ChunkKeys
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.metadata import parse_array
 from gpushard.rolling import RollingArray
 from historic_arrays import all_chunks, json_bytes, prototype_document

@@ -185,7 +185,9 @@ def test_an_error_of_one_thread_ends_the_claims_of_all(
     seen: list[Shares] = []
     plain = BoxPlacer.run
 
-    def run(self: Any, columns: Any, window_nbytes: int, claimed: Shares) -> Any:
+    def run(
+        self: Any, columns: Any, window_nbytes: int, claimed: Shares, _: Any
+    ) -> Any:
         seen.append(claimed)
         if len(seen) == 2:
             raise InterruptedError("as if")

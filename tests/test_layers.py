@@ -20,7 +20,7 @@ PACKAGE = ROOT / "gpushard"
 # that is a package, for every module in it that has no rank of its own. Rooms of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
-    ("errors", "machine", "forks", "alone"),
+    ("errors", "machine", "forks", "alone", "chunk_keys"),
     ("pools",),
     ("options", "report", "workers", "damage", "arguments"),
     ("layout", "memory.pages"),
@@ -136,6 +136,7 @@ COMPILED = {
     "fused.frames",
     "fused.loops",
     "fused.lz4",
+    "fused.objects",
     "fused.zstd_frames",
     "fused.planning",
 }

@@ -13,8 +13,9 @@ import zarr
 
 import gpushard
 import strategies as sts
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import CorruptShardError
-from gpushard.layout import ChunkKeys, CodecChain, CodecSpec, GridAxis
+from gpushard.layout import CodecChain, CodecSpec, GridAxis
 from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
 from gpushard.planning.index import parse_index

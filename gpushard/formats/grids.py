@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import UnsupportedError
 from gpushard.formats.document import (
     Named,
@@ -19,7 +20,7 @@ from gpushard.formats.document import (
     unsupported,
     wrong,
 )
-from gpushard.layout import MAX_LENGTH, ChunkKeys, GridAxis
+from gpushard.layout import MAX_LENGTH, GridAxis
 
 MAX_NDIM = 32
 """Most dimensions of an array: NumPy 1 and the CUDA kernels have the same limit."""

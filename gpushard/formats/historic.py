@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import LimitError
 from gpushard.formats.document import as_length
 from gpushard.formats.grids import refuse_many_axes, regular_cell
@@ -15,7 +16,6 @@ from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
 from gpushard.formats.numpy_spelling import parse_numpy_fill
 from gpushard.layout import (
     ArrayLayout,
-    ChunkKeys,
     CodecChain,
     CodecSpec,
     GridAxis,

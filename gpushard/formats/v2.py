@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import (
     as_lengths,
@@ -23,7 +24,7 @@ from gpushard.formats.document import (
 from gpushard.formats.historic import HistoricArray, Sharding
 from gpushard.formats.numcodecs_chain import StoredCodecs
 from gpushard.formats.origins import ORIGIN, parse_zarray
-from gpushard.layout import ArrayLayout, ChunkKeys
+from gpushard.layout import ArrayLayout
 from gpushard.options import Options
 
 _REQUIRED = (

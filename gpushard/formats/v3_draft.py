@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import UnsupportedError
 from gpushard.formats.document import (
     as_lengths,
@@ -27,7 +28,7 @@ from gpushard.formats.document import (
 )
 from gpushard.formats.historic import HistoricArray, Sharding
 from gpushard.formats.numcodecs_chain import StoredCodecs
-from gpushard.layout import ArrayLayout, ChunkKeys
+from gpushard.layout import ArrayLayout
 from gpushard.options import Options
 
 PROTOCOL = "https://purl.org/zarr/spec/protocol/core/3.0"

@@ -220,6 +220,11 @@ def _slice_tables() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 # fd, buf, nbytes, offset
 call_pread = _function(64, (32, 64, 64, 64))
+# number, and the arguments of openat2
+call_syscall = _function(64, (64, 64, 64, 64, 64))
+# dirfd, pathname, flags, mask, statxbuf
+call_statx = _function(32, (32, 64, 32, 32, 64))
+call_close, call_errno = _function(32, (32,)), _function(64, ())
 # ctx, src, srcsize, dest, destsize
 call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize

@@ -73,6 +73,7 @@ SHARD_COLUMNS = 5
 # - 6 and 7: the shards, and their number.
 # - 8 and 9: cells, elements or points, and their number.
 # - 10: the ranges or axes.
+# To place objects, as to place boxes in shares; but an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
 # and the words 1 and 4 are their distances from the first word.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
@@ -85,12 +86,16 @@ SHARD_COLUMNS = 5
     PLAN_POINTS,
     READ_BOX,
     READ_AXES,
-) = range(6)
+    PLACE_OBJECTS,
+) = range(7)
 WORDS = 12
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
 # cache).
 GAP_NBYTES = 4096
+
+# Size of a `struct statx` of statx(2).
+STATUS_NBYTES = 256
 
 # Size of a `ZSTD_outBuffer` and a `ZSTD_inBuffer` of zstd.h: address, size, position.
 BUFFERS_NBYTES = 48
@@ -146,6 +151,42 @@ class Decoder(NamedTuple):
     itemsize: int
     change: int
     streams: int
+
+
+class Opener(NamedTuple):
+    """What the loops must know of files of one inner chunk each, to open them.
+
+    Attributes
+    ----------
+    root
+        Descriptor of the directory that the paths begin at.
+    paths
+        Address of the addresses of the paths, which end with a zero byte.
+    missing
+        Address of a bool per file, which is set if there is no such file.
+    knows_missing
+        Whether a path that leads to nothing means that. A link may lead to nothing.
+    how
+        Address of a `struct open_how` of openat2(2), with zero bytes behind it.
+    syscall, statx, close, errno
+        Addresses of functions of the C library; `errno` is ``__errno_location``.
+    most_nbytes
+        Size of the largest file to read.
+    status
+        Address of memory of the thread for two statuses.
+    """
+
+    root: int
+    paths: int
+    missing: int
+    knows_missing: int
+    how: int
+    syscall: int
+    statx: int
+    close: int
+    errno: int
+    most_nbytes: int
+    status: int = 0
 
 
 class Planned(NamedTuple):

@@ -18,6 +18,7 @@ from gpushard.fused.columns import (
     FIRST_LENGTH,
     NO_FILE,
     PLACE_BOXES,
+    PLACE_OBJECTS,
     PLAN_AXES,
     PLAN_BOXES,
     READ_AXES,
@@ -27,13 +28,16 @@ from gpushard.fused.columns import (
     WORK_AXES,
     WORK_ROWS,
     Decoder,
+    Opener,
     Planned,
 )
 from gpushard.fused.loops import place_boxes, place_shares
+from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
-_N_PLANNED = len(Planned._fields)
+_opener = calls.tuple_at(Opener)
+_N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
 
 
 class Compiled(NamedTuple):
@@ -68,7 +72,12 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
     else:
         cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
         shares = (cuts, calls.word(at, 10), calls.word(at, 11))
-        place_shares(decoder, boxes, shares, strides, work, is_placed)
+        if calls.word(at, 0) == PLACE_OBJECTS:
+            opener = _opener(at + 8 * (WORDS + _N_DECODER))
+            how = (decoder, opener)
+            place_objects(how, boxes, shares, strides, work, is_placed)
+        else:
+            place_shares(decoder, boxes, shares, strides, work, is_placed)
     # `copies` may have written past the caches.
     calls.fence()
 
@@ -121,7 +130,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         if task == READ_BOX:
             first += at
         boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
-        if task not in (PLACE_BOXES, READ_BOX):
+        if task not in (PLACE_BOXES, PLACE_OBJECTS, READ_BOX):
             n_wanted = _plan(at, base, strides, boxes)
             if task != READ_AXES:
                 return n_wanted

@@ -26,6 +26,7 @@ from gpushard.fused.columns import (
     LOW,
     NBYTES,
     SOURCE,
+    Opener,
 )
 from gpushard.fused.room import WINDOW_NBYTES
 from gpushard.fused.runner import BoxPlacer, BoxRunner
@@ -60,6 +61,8 @@ class FileBoxes:
     finish
         Called with this object by the last thread, when all boxes have been tried;
         never after a thread has failed.
+    opener
+        Opens the files, if they are not open yet.
     """
 
     placer: BoxPlacer
@@ -68,6 +71,7 @@ class FileBoxes:
     shares: Shares
     window_nbytes: int
     finish: Callable[[FileBoxes], None]
+    opener: Opener | None = None
     _n_announced: int = 0
     _waits: bool = False
     _n_under_way: int = 0
@@ -77,7 +81,8 @@ class FileBoxes:
     def tasks(self) -> Iterator[Task]:
         """Tasks that claim, read, decode and place boxes, each for one call."""
         while self.shares.are_left:
-            self._announce()
+            if self.opener is None:
+                self._announce()
             yield self.place
 
     def place(self) -> None:
@@ -85,7 +90,8 @@ class FileBoxes:
         with self._lock:
             self._n_under_way += 1
         try:
-            self.placer.run(self.boxes, self.window_nbytes, self.shares)
+            how = self.window_nbytes, self.shares, self.opener
+            self.placer.run(self.boxes, *how)
         except BaseException:
             # What was not tried is not left over: others must not read it.
             self._is_over = True

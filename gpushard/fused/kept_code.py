@@ -37,7 +37,7 @@ SOURCES = (
         "fused/compiling",
     ),
     *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
-    *("fused/planning", "fused/zstd_frames"),
+    *("fused/objects", "fused/planning", "fused/zstd_frames"),
     "fused/kept_code",  # for the layout of the file
 )
 _MAGIC = b"gpushard loops 1\n"

@@ -8,6 +8,8 @@ program brought them.
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -29,6 +31,8 @@ from gpushard.fused.columns import (
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
+# The number of a system call (openat2(2)), and what stands for the working directory.
+_OPENAT2, _WORKING_DIRECTORY = 437, -100
 # Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
@@ -78,6 +82,35 @@ def pread_address() -> int:
     if ctypes.sizeof(ctypes.c_long) != 8:
         return 0
     return _address(ctypes.CDLL(None).pread)
+
+
+class FileCalls(NamedTuple):
+    """Addresses of the C library's functions that open and close files by path."""
+
+    syscall: int
+    statx: int
+    close: int
+    errno: int
+
+
+@cache
+def file_calls() -> FileCalls | None:
+    """Functions that open files as loops must; None if the system lacks one."""
+    lib = ctypes.CDLL(None)
+    names = ("syscall", "statx", "close", "__errno_location")
+    if not pread_address() or not all(hasattr(lib, name) for name in names):
+        return None
+    # Older kernels, and sandboxes, do not have openat2.
+    how = ctypes.create_string_buffer(
+        struct.pack("=3q", os.O_RDONLY | os.O_CLOEXEC, 0, 0)
+    )
+    lib.syscall.restype = ctypes.c_long
+    words = map(ctypes.c_long, (_OPENAT2, _WORKING_DIRECTORY))
+    fd = lib.syscall(*words, b".", how, ctypes.c_long(24))
+    if fd < 0:
+        return None
+    os.close(fd)
+    return FileCalls(*(_address(getattr(lib, name)) for name in names))
 
 
 def _address(function: Any) -> int:

@@ -14,11 +14,13 @@ from gpushard.fused import kept_code
 from gpushard.fused.columns import (
     CELL_ROWS,
     PLACE_BOXES,
+    PLACE_OBJECTS,
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
     WORDS,
     Decoder,
+    Opener,
     Planned,
     sorting_words,
 )
@@ -29,6 +31,7 @@ from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
+_OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
@@ -62,21 +65,22 @@ class Compiled:
         shares: Shares | None = None,
     ) -> None:
         """Decode and copy all boxes, or those claimed (see `loops.place_shares`)."""
-        _, n_parts, n_axes = strides.shape
-        self._run(
-            _PLACING(
-                PLACE_BOXES,
-                address_of(strides),
-                n_parts,
-                n_axes,
-                address_of(boxes),
-                len(boxes),
-                address_of(work),
-                address_of(is_placed),
-                *(_NO_SHARES if shares is None else shares.words),
-                *decoder,
-            )
-        )
+        words = _placing(boxes, strides, work, is_placed, shares)
+        self._run(_PLACING(PLACE_BOXES, *words, *decoder))
+
+    def place_objects(
+        self,
+        how: tuple[Decoder, Opener],
+        boxes: Ints,
+        strides: Ints,
+        work: Ints,
+        is_placed: NDArray[np.bool_],
+        shares: Shares,
+    ) -> None:
+        """Claim boxes, and read each from a file (see `objects.place_objects`)."""
+        decoder, opener = how
+        words = _placing(boxes, strides, work, is_placed, shares)
+        self._run(_OPENING(PLACE_OBJECTS, *words, *decoder, *opener))
 
     def read(self, words: bytes) -> bool:
         """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""
@@ -146,6 +150,27 @@ class Compiled:
                 *planned._replace(room=address_of(room)),
             )
         )
+
+
+def _placing(
+    boxes: Ints,
+    strides: Ints,
+    work: Ints,
+    is_placed: NDArray[np.bool_],
+    shares: Shares | None,
+) -> tuple[int, ...]:
+    """The words from 1 on of a task that places boxes (see `columns.WORDS`)."""
+    _, n_parts, n_axes = strides.shape
+    return (
+        address_of(strides),
+        n_parts,
+        n_axes,
+        address_of(boxes),
+        len(boxes),
+        address_of(work),
+        address_of(is_placed),
+        *(_NO_SHARES if shares is None else shares.words),
+    )
 
 
 def load_kept() -> Compiled | None:

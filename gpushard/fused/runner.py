@@ -17,7 +17,9 @@ from gpushard.fused.columns import (
     BLOSC,
     BUFFERS_NBYTES,
     NBYTES,
+    STATUS_NBYTES,
     Decoder,
+    Opener,
     Planned,
 )
 from gpushard.fused.libraries import Library
@@ -119,7 +121,11 @@ class BoxPlacer:
         self._strides = strides
 
     def run(
-        self, columns: Ints, window_nbytes: int = 0, shares: Shares | None = None
+        self,
+        columns: Ints,
+        window_nbytes: int = 0,
+        shares: Shares | None = None,
+        opener: Opener | None = None,
     ) -> Bools:
         """Decode and copy boxes: bool, shape (n_boxes,), whether each was placed.
 
@@ -131,6 +137,8 @@ class BoxPlacer:
             Shares to claim boxes from, until none are left or the time of one call is
             over. Several threads may claim at the same time; all note what they placed
             in the same array. None: place all boxes.
+        opener
+            Opens the file of each box (see `objects.place_objects`); there are shares.
         """
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
@@ -138,11 +146,18 @@ class BoxPlacer:
         # Only libblosc2 is given parts of frames, which are copied.
         widest = 0
         if self.chain.kind == BLOSC:
-            widest = int(columns[:, NBYTES].max(initial=0))
+            stored = columns[:, NBYTES].max(initial=0)
+            widest = int(stored) if opener is None else opener.most_nbytes
         ready = self._ready(widest, window_nbytes, not self._chunk_room.is_crowded)
         if ready is not None:
-            place = self._loops.compiled.place_boxes
-            place(ready.decoder, columns, self._strides, _room.work, is_placed, shares)
+            compiled = self._loops.compiled
+            at = columns, self._strides, _room.work, is_placed
+            if opener is None or shares is None:
+                compiled.place_boxes(ready.decoder, *at, shares)
+            else:
+                status = _room.buffer("status", 2 * STATUS_NBYTES).address
+                how = ready.decoder, opener._replace(status=status)
+                compiled.place_objects(how, *at, shares)
         elif shares is not None:
             shares.end()
         return is_placed

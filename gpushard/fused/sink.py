@@ -11,15 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpushard.fetching.job import Answer, Job, RequestReader
+from gpushard.fetching.job import Answer, Job, RequestReader, SelfReader
 from gpushard.fetching.ranged import Places, RangedBlock
 from gpushard.fused.boxes import Landing, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
-from gpushard.fused.direct import DirectRead, direct_read
+from gpushard.fused.direct import direct_read
 from gpushard.fused.files import file_reader
 from gpushard.fused.filling import little_fill
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
+from gpushard.fused.unsharded import object_read
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
@@ -48,9 +49,11 @@ class FusedSink:
         self.fetch = host.fetch
         self.batch_nbytes = None
 
-    def direct(self, job: Job) -> DirectRead | None:
+    def direct(self, job: Job) -> SelfReader | None:
         """Reader of a job from local files, if the loops can do all of it."""
         job.tally.note(loops=self._runner.library_name)
+        if not job.source.layout.levels:
+            return object_read(self._runner, self._host, job)
         first, *others = self._landings
         if others or not isinstance(first, Landing):
             return None

@@ -204,6 +204,10 @@ class LocalStore:
             handle = self._reopen(key, version)
         return handle
 
+    def open_root(self) -> Handle | None:
+        """The directory, open; None if it is gone, or is another one by now."""
+        return self._directory.open_itself()
+
     def confirm(self, handle: Handle) -> None:
         """Raise `ObjectChangedError` if an open file was overwritten in place."""
         try:

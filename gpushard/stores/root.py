@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class StoreRoot:
         self.allows_links_outside = allow_symlinks_outside
         self.was_there = os.path.isdir(self.path)
 
-    @property
+    @cached_property
     def url(self) -> str:
         """``file://`` URL of the directory."""
         return Path(self.path).as_uri()
@@ -100,6 +100,16 @@ class StoreRoot:
         self._check(handle)
         self.was_there = True
         return handle
+
+    def open_itself(self) -> Handle | None:
+        """The directory, open; None if it is gone, or its path leads elsewhere now."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        except OSError:
+            return None
+        handle = Handle(fd, "", os.fstat(fd))
+        real = path_of(fd, self.path)
+        return handle if real.rstrip("/") + "/" == self._real_prefix else None
 
     def names_below(self, prefix: str) -> list[str]:
         """Sorted names directly below the directory `prefix`; [] if there is none."""

@@ -16,9 +16,9 @@ from zarr import config
 from zarr.core.buffer import cpu
 from zarr.storage import StorePath
 
+from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import LimitError, MetadataError, UnsupportedError
 from gpushard.integrations.zarr.pieces import Entry
-from gpushard.layout import ChunkKeys
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT, LIMITS, Options
 from gpushard.source import Source

@@ -1,0 +1,128 @@
+"""Files of one inner chunk each -> opened, read, decoded and placed (compiled).
+
+This is imported only once reads are large enough to pay for it. For each box, the file
+is that of its inner chunk, which is opened, read and closed here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpushard.fused import calls
+from gpushard.fused.columns import (
+    ENTRY,
+    FILE,
+    HIGH,
+    LOW,
+    NBYTES,
+    NO_FILE,
+    STATUS_NBYTES,
+    Decoder,
+    Opener,
+)
+from gpushard.fused.loops import place_boxes
+
+# Linux numbers this system call alike on all machines (openat2(2), struct open_how).
+_OPENAT2, _HOW_NBYTES = 437, 24
+# statx(2): of an open file, the basic fields, and where they lie in `struct statx`.
+_OF_OPEN_FILE, _BASIC = 0x1000, 0x7FF
+_MODE, _INODE, _SIZE, _CTIME, _MTIME = 28, 32, 40, 96, 112
+_KIND_OF_FILE, _REGULAR = 0o170000, 0o100000
+# errno(3), the same on all machines.
+_NO_SUCH_FILE, _NO_DIRECTORY = 2, 20
+
+
+@calls.inner
+def _open(o: Opener, n: int) -> int:
+    """Descriptor of the nth file; -1 if it cannot be opened. Notes missing files."""
+    call = (_OPENAT2, o.root, calls.word(o.paths, n), o.how, _HOW_NBYTES)
+    fd = calls.call_syscall(o.syscall, call)
+    if fd >= 0:
+        return fd
+    error = calls.load_32(calls.call_errno(o.errno, ()))
+    if o.knows_missing and error in (_NO_SUCH_FILE, _NO_DIRECTORY):
+        calls.store_bool(o.missing + n, 1)
+    return -1
+
+
+@calls.inner
+def _looked_at(o: Opener, fd: int, at: int) -> bool:
+    """Write the status of an open file to `at`; whether it is a regular file."""
+    call = (fd, o.how + _HOW_NBYTES, _OF_OPEN_FILE, _BASIC, at)
+    if calls.call_statx(o.statx, call) != 0:
+        return False
+    return calls.load_16(at + _MODE) & _KIND_OF_FILE == _REGULAR
+
+
+@calls.inner
+def _are_same(a: int, b: int) -> bool:
+    """Whether two statuses are those of a file that was not written to in between."""
+    return (
+        calls.load_64(a + _INODE) == calls.load_64(b + _INODE)
+        and calls.load_64(a + _SIZE) == calls.load_64(b + _SIZE)
+        and calls.load_64(a + _MTIME) == calls.load_64(b + _MTIME)
+        and calls.load_32(a + _MTIME + 8) == calls.load_32(b + _MTIME + 8)
+        and calls.load_64(a + _CTIME) == calls.load_64(b + _CTIME)
+        and calls.load_32(a + _CTIME + 8) == calls.load_32(b + _CTIME + 8)
+    )
+
+
+@calls.inner
+def _place_object(
+    how: tuple[Decoder, Opener],
+    boxes: Any,
+    at: tuple[int, int],
+    strides: Any,
+    work: Any,
+    is_placed: Any,
+) -> None:
+    """Place the boxes ``at[0]:at[1]`` of one file, if nobody writes to it meanwhile."""
+    d, o = how
+    first, stop = at
+    fd = _open(o, boxes[first, ENTRY])
+    if fd < 0:
+        return
+    before, after = o.status, o.status + STATUS_NBYTES
+    if _looked_at(o, fd, before):
+        nbytes = calls.load_64(before + _SIZE)
+        if 0 < nbytes <= o.most_nbytes:
+            for k in range(first, stop):
+                boxes[k, FILE], boxes[k, NBYTES] = fd, nbytes
+                boxes[k, LOW], boxes[k, HIGH] = 0, nbytes
+            place_boxes(d, boxes, at, strides, work, is_placed)
+            if not (_looked_at(o, fd, after) and _are_same(before, after)):
+                for k in range(first, stop):
+                    is_placed[k] = False
+    calls.call_close(o.close, (fd,))
+    work[4, 0] = NO_FILE  # the next file may get the same descriptor
+
+
+@calls.inner
+def place_objects(
+    how: tuple[Decoder, Opener],
+    boxes: Any,
+    shares: Any,
+    strides: Any,
+    work: Any,
+    is_placed: Any,
+) -> None:
+    """Claim shares of the boxes, as `place_shares` does, and place each file's boxes.
+
+    The file of a box is the one whose number is in `ENTRY`. Boxes of a file that is
+    missing, not regular, too large or written to meanwhile are not placed.
+    """
+    cuts, counter, most = shares
+    work[4, 0] = NO_FILE
+    n = 0
+    while n < most:
+        share = calls.claim(counter)
+        if share >= cuts.shape[0] - 1:
+            return
+        i, end = cuts[share], cuts[share + 1]
+        n += end - i
+        while i < end:
+            stop = i + 1
+            while stop < end and boxes[stop, ENTRY] == boxes[i, ENTRY]:
+                stop += 1
+            _place_object(how, boxes, (i, stop), strides, work, is_placed)
+            i = stop

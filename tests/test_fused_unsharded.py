@@ -1,0 +1,311 @@
+"""Unsharded arrays in files that the compiled loops open, read and close."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import (
+    BloscCodec,
+    BytesCodec,
+    Crc32cCodec,
+    GzipCodec,
+    TransposeCodec,
+    ZstdCodec,
+)
+
+import gpushard
+import selection_strategies as sts
+from gpushard.fused import libraries, unsharded
+from gpushard.stores.local import LocalStore
+from zarr_oracle import assert_same_bits
+
+pytest.importorskip("numba", reason="the compiled loops are an extra")
+pytestmark = pytest.mark.skipif(
+    libraries.file_calls() is None, reason="this system opens no files for the loops"
+)
+
+COMPILED = gpushard.Options(compile_nbytes=0, small_read_chunks=0)
+SHAPE, CHUNKS = (50, 37), (8, 10)
+FILL = -7
+CHAINS = {
+    "raw": {},
+    "big-endian": {"serializer": BytesCodec(endian="big")},
+    "crc": {"compressors": [Crc32cCodec()]},
+    "zstd": {"compressors": [ZstdCodec()]},
+    "zstd-crc": {"compressors": [ZstdCodec(), Crc32cCodec()]},
+    "blosc": {"compressors": [BloscCodec(cname="lz4")]},
+    "turned gzip": {
+        "compressors": [GzipCodec()],
+        "filters": [TransposeCodec(order=(1, 0))],
+    },
+    "v2": {"zarr_format": 2},
+    "flat v2": {
+        "zarr_format": 2,
+        "chunk_key_encoding": {"name": "v2", "separator": "/"},
+    },
+    "flat": {"chunk_key_encoding": {"name": "default", "separator": "."}},
+}
+
+
+def stored(place, values, *, chunks=CHUNKS, **chain):
+    chain = {"compressors": None, **chain}
+    made = zarr.create_array(
+        place,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=chunks,
+        fill_value=FILL,
+        **chain,
+    )
+    made[...] = values
+    return made
+
+
+def values_of(dtype="i4", *, with_gaps=True):
+    values = np.random.default_rng(2).integers(-50, 50, SHAPE).astype(dtype)
+    if with_gaps:
+        values[16:32, 10:30] = FILL  # four inner chunks without a file
+    return values
+
+
+def opened(place, options=COMPILED, **arguments):
+    return gpushard.open_array(place, device="cpu", options=options, **arguments)
+
+
+@pytest.fixture(autouse=True)
+def is_patient(monkeypatch):
+    """Other work on the machine does not make files slow."""
+    monkeypatch.setattr(unsharded, "_SLOW_US", 1e9)
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """For each read of a test, the number of files that the loops left over."""
+    found = []
+    plain = unsharded.ObjectRead.left_over
+
+    def left_over(self):
+        blocks = list(plain(self))
+        found.append(sum(len(block.shard_coords) for block in blocks))
+        return iter(blocks)
+
+    monkeypatch.setattr(unsharded.ObjectRead, "left_over", left_over)
+    return found
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("dtype", ["i4", "i1", "f8"])
+def test_the_loops_read_every_file_and_fill_what_is_missing(
+    tmp_path, left, chain, dtype
+):
+    values = values_of(dtype)
+    stored(tmp_path, values, **CHAINS[chain])
+    a = opened(tmp_path)
+    assert_same_bits(a[...], values)
+    assert_same_bits(a[3:45:2, 36:1:-5], values[3:45:2, 36:1:-5])
+    rows = [3, 40, 3, 17]
+    assert_same_bits(a.oindex[rows, 2:30], values[rows, 2:30])
+    assert_same_bits(a.vindex[rows, [5, 36, 5, 0]], values[rows, [5, 36, 5, 0]])
+    one, other = a.read_many([(slice(0, 9), 3), (slice(4, 33), slice(3, 12))])
+    assert_same_bits(one, values[0:9, 3])
+    assert_same_bits(other, values[4:33, 3:12])
+    assert left
+    assert not any(left)
+
+
+@pytest.mark.parametrize("chain", ["raw", "zstd", "v2"])
+@given(data=st.data())
+def test_random_selections_are_those_of_numpy(chain, data, tmp_path_factory):
+    place = tmp_path_factory.getbasetemp() / f"unsharded-{chain}"
+    values = values_of()
+    if not place.exists():
+        stored(place, values, **CHAINS[chain])
+    key = data.draw(sts.basic_keys(SHAPE))
+    assert_same_bits(opened(place)[key], values[key])
+
+
+def test_fill_values_of_damaged_files_are_those_of_the_general_path(tmp_path, left):
+    values = values_of(with_gaps=False)
+    stored(tmp_path, values, **CHAINS["zstd-crc"])
+    flipped = tmp_path / "c/2/1"
+    data = bytearray(flipped.read_bytes())
+    data[-6] ^= 1
+    flipped.write_bytes(bytes(data))
+    (tmp_path / "c/0/3").write_bytes(b"")
+    (tmp_path / "c/1/1").write_bytes(bytes(100_000))
+    a = opened(tmp_path)
+    with pytest.raises(gpushard.CorruptShardError, match=r"c/"):
+        a[...]
+    found = []
+    got = a.read(errors=found.append)
+    assert sorted(error.inner_chunk for error in found) == [(0, 3), (1, 1), (2, 1)]
+    for i, j in [(0, 3), (1, 1), (2, 1)]:
+        values[8 * i : 8 * i + 8, 10 * j : 10 * j + 10] = FILL
+    assert_same_bits(got, values)
+    assert left[-1] == 3
+
+
+def test_links_are_left_to_the_general_path_and_lead_where_they_may(tmp_path, left):
+    values = values_of(with_gaps=False)
+    place = tmp_path / "a"
+    stored(place, values, **CHAINS["zstd"])
+    (place / "c/1/1").rename(place / "kept")
+    (place / "c/1/1").symlink_to("../../kept")
+    (place / "c/3").rename(place / "row")
+    (place / "c/3").symlink_to("../row")
+    a = opened(place)
+    assert_same_bits(a[...], values)
+    assert left == [1 + 4]
+    (place / "kept").rename(tmp_path / "outside")
+    (place / "c/1/1").unlink()
+    (place / "c/1/1").symlink_to(tmp_path / "outside")
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        opened(place)[...]
+    trusted = LocalStore(place, COMPILED, allow_symlinks_outside=True)
+    assert_same_bits(opened(trusted)[...], values)
+    assert left[-1] == 0
+    (tmp_path / "outside").unlink()
+    for store in (place, trusted):
+        with pytest.raises(gpushard.StoreError, match="leads nowhere"):
+            opened(store)[...]
+
+
+def put_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def put_fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [put_directory, put_fifo])
+def test_what_is_no_regular_file_is_named(tmp_path, put):
+    stored(tmp_path, values_of(with_gaps=False), **CHAINS["zstd"])
+    put(tmp_path / "c/1/1")
+    with pytest.raises(gpushard.StoreError, match="something else where a file"):
+        opened(tmp_path)[...]
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    stored(tmp_path, values_of(with_gaps=False), **CHAINS["zstd"])
+    (tmp_path / "c/1/1").chmod(0)
+    with pytest.raises(gpushard.StoreError, match="Permission denied"):
+        opened(tmp_path)[...]
+
+
+def test_a_store_that_is_gone_has_no_fill_values(tmp_path):
+    place = tmp_path / "a"
+    stored(place, values_of(), **CHAINS["zstd"])
+    a = opened(place)
+    place.rename(tmp_path / "b")
+    with pytest.raises(gpushard.StoreError, match="directory is gone"):
+        a[...]
+    place.symlink_to(tmp_path / "b")
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        a[...]
+
+
+STATX = ctypes.CFUNCTYPE(
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
+    ctypes.c_void_p,
+)
+OPENAT2 = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 5)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Puts functions of Python's in the place of the C library's."""
+    held = []
+
+    def put(name, kind, wrapped):
+        plain = kind(getattr(libraries.file_calls(), name))
+        held.append(kind(partial(wrapped, plain)))
+        address = ctypes.cast(held[-1], ctypes.c_void_p).value
+        changed = libraries.file_calls()._replace(**{name: address})
+        monkeypatch.setattr(unsharded, "file_calls", lambda: changed)
+
+    return put
+
+
+def test_a_file_that_is_written_to_meanwhile_is_read_again(tmp_path, left, calls):
+    values = values_of(with_gaps=False)
+    stored(tmp_path, values, **CHAINS["raw"])
+    victim = tmp_path / "c/1/1"
+    looks = []
+
+    def statx(plain, fd, *rest):
+        is_victim = os.path.samestat(os.fstat(fd), victim.stat())
+        if is_victim:
+            looks.append(fd)
+            if len(looks) == 2:  # as a writer in place does
+                victim.write_bytes(np.full(80, 5, "i4").tobytes())
+        return plain(fd, *rest)
+
+    calls("statx", STATX, statx)
+    got = opened(tmp_path)[...]
+    values[8:16, 10:20] = 5
+    assert_same_bits(got, values)
+    assert left == [1]
+
+
+def test_files_beyond_the_limit_of_open_ones_are_read_again(tmp_path, left, calls):
+    values = values_of()
+    stored(tmp_path, values, **CHAINS["zstd"])
+
+    def openat2(plain, *words):
+        ctypes.set_errno(24)
+        return -1
+
+    calls("syscall", OPENAT2, openat2)
+    assert_same_bits(opened(tmp_path)[...], values)
+    assert left == [28]
+
+
+def test_files_that_take_long_are_left_to_those_who_wait_for_many(
+    tmp_path, left, calls, monkeypatch
+):
+    values = values_of(with_gaps=False)
+    stored(tmp_path, values, **CHAINS["zstd"])
+    opens = []
+
+    def openat2(plain, *words):
+        opens.append(words)
+        return plain(*words)
+
+    calls("syscall", OPENAT2, openat2)
+    monkeypatch.setattr(unsharded, "_SLOW_US", -1e9)
+    assert_same_bits(opened(tmp_path)[...], values)
+    n_tried = unsharded._N_TRIALS * unsharded._N_TRIED
+    assert len(opens) == n_tried
+    assert left == [28 - n_tried]
+
+
+def test_systems_that_open_no_files_for_the_loops_read_as_before(
+    tmp_path, left, monkeypatch
+):
+    values = values_of()
+    stored(tmp_path, values, **CHAINS["zstd"])
+    monkeypatch.setattr(unsharded, "file_calls", lambda: None)
+    assert_same_bits(opened(tmp_path)[...], values)
+    assert not left
+
+
+def test_no_descriptor_stays_open(tmp_path):
+    stored(tmp_path, values_of(), **CHAINS["zstd"])
+    a = opened(tmp_path)
+    a[...]
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        a[...]
+    assert len(os.listdir("/proc/self/fd")) == before
