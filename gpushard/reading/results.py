@@ -18,6 +18,7 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
+from gpushard.reading.crossed import listed_as_points
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.reading.small import read_small
@@ -82,6 +83,9 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     for array in arrays:
         if array.dtype is not dtype:
             check_cast(dtype, array.dtype)
+    if len(arrays) == 1:  # points are not read together with others by the loops
+        selections = [listed_as_points(source, request.selections[0])]
+        request = request._replace(selections=selections)
     if request.tally is not None or not _read_small(source, request, arrays):
         tally = request.tally or Tally(is_wanted=False)
         read = partial(read_at_once, tally=tally, damage=request.damage)

@@ -1,0 +1,107 @@
+"""Cross products of several index arrays, which are read as points where that pays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+import selection_strategies as sts
+from gpushard.reading import crossed
+from gpushard.reading.crossed import listed_as_points, points_of
+from gpushard.selecting.expressions import orthogonal
+from gpushard.selecting.selection import Orthogonal, Points
+from zarr_oracle import assert_same_bits
+
+SHAPE = (23, 17, 6)
+VALUES = np.arange(np.prod(SHAPE), dtype="i4").reshape(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("crossed")
+    zarr.create_array(
+        place, shape=SHAPE, dtype="i4", shards=(8, 8, 6), chunks=(4, 4, 3)
+    )[...] = VALUES
+    return place
+
+
+def opened(place, **options):
+    options = gpushard.Options(**options)
+    return gpushard.open_array(place, device="cpu", options=options)
+
+
+@given(key=sts.orthogonal_keys(SHAPE))
+def test_points_of_a_cross_product_are_its_elements_in_their_order(key):
+    selection = orthogonal(key, SHAPE)
+    if not isinstance(selection, Orthogonal):
+        return
+    points = points_of(selection)
+    expected = np.asarray(sts.take_orthogonal(VALUES, key))
+    assert points.shape == expected.shape
+    out = np.full(expected.size, -1, "i4")
+    out[points.out_index] = VALUES[points.coordinates]
+    assert_same_bits(out.reshape(expected.shape), expected.copy())
+
+
+@pytest.mark.parametrize("compile_nbytes", [0, 2**62])
+@given(data=st.data())
+def test_cross_products_are_those_of_numpy(place, compile_nbytes, data):
+    rows = data.draw(st.lists(st.integers(0, 22), min_size=1, max_size=9))
+    columns = data.draw(st.lists(st.integers(0, 16), min_size=1, max_size=9))
+    key = rows, columns, data.draw(sts.slices(6) | st.integers(0, 5))
+    a = opened(place, compile_nbytes=compile_nbytes)
+    expected = sts.take_orthogonal(VALUES, key)
+    assert_same_bits(a.oindex[key], np.ascontiguousarray(expected))
+
+
+def test_only_several_index_arrays_become_points(place):
+    source = opened(place).source
+    for key in [(slice(2, 9), [1, 5]), ([3, 4], 2), (slice(None), slice(1, 3))]:
+        selection = orthogonal(key, SHAPE)
+        assert listed_as_points(source, selection) is selection
+    assert isinstance(listed_as_points(source, orthogonal(([1], [2]), SHAPE)), Points)
+
+
+def test_many_elements_of_each_inner_chunk_stay_a_cross_product(place, monkeypatch):
+    source = opened(place).source
+    key = [0, 1, 2, 20], [0, 1, 3, 13, 14], slice(0, 2)  # of 2 x 2 inner chunks
+    selection = orthogonal(key, SHAPE)
+    for most, becomes_points in [(10, True), (9, False)]:
+        monkeypatch.setattr(crossed, "_MANY_PER_CHUNK", most)
+        found = listed_as_points(source, selection)
+        assert isinstance(found, Points) is becomes_points
+
+
+def test_points_take_little_of_the_memory_limit(place):
+    selection = orthogonal(([1, 2, 3], [4, 5]), SHAPE)
+    nbytes = 3 * 2 * 6 * crossed._POINT_NBYTES * crossed._LIMIT_SHARE
+    for limit, becomes_points in [(nbytes, True), (nbytes - 1, False)]:
+        source = opened(place, memory_limit=limit).source
+        found = listed_as_points(source, selection)
+        assert isinstance(found, Points) is becomes_points
+
+
+def test_damage_within_a_cross_product_is_named(place, tmp_path):
+    verified = [zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()]
+    zarr.create_array(
+        tmp_path,
+        shape=SHAPE,
+        dtype="i4",
+        shards=(8, 8, 6),
+        chunks=(4, 4, 3),
+        compressors=verified,
+    )[...] = VALUES
+    shard = tmp_path / "c/1/1/0"
+    data = bytearray(shard.read_bytes())
+    data[10] ^= 1
+    shard.write_bytes(bytes(data))
+    a = opened(tmp_path, compile_nbytes=0)
+    key = [0, 9, 22], [9, 2], slice(None)
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        a.oindex[key]
+    assert caught.value.shard_key == "c/1/1/0"
+    assert caught.value.inner_chunk == (2, 2, 0)
