@@ -145,7 +145,8 @@ class Options:
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in
-        `memory_limit`.
+        `memory_limit`. Over a network up to eight times as many: it is waited for once
+        in each unit.
     small_read_chunks
         Reads of at most this many inner chunks go without columns and without a thread
         pool: making columns costs as much as eight inner chunks. Several inner chunks

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpushard
+from asked_store import BY_PRICE, IN_SHARES
 from gpushard.fetching import pieces
 from gpushard.fetching.index_room import held_nbytes, n_at_once
 from gpushard.fetching.job import Job
@@ -66,17 +67,27 @@ def test_threads_share_what_takes_longer_than_to_start_them(
 def test_tasks_fetch_a_share_of_what_is_wanted_and_of_the_limit():
     meta = document((8 * KIB,), (KIB,), LITTLE, ZSTD)
 
-    def batch(wanted_nbytes: int, n_workers: int, **given: Any) -> int:
+    def batch(
+        wanted_nbytes: int, n_workers: int, costs: Any = IN_SHARES, **given: Any
+    ) -> int:
         job = job_of(meta, ..., **given)
-        job = replace(job, sink=SimpleNamespace(batch_nbytes=None))
-        return job.batch_nbytes(wanted_nbytes, n_workers)
+        source = replace(job.source, store=SimpleNamespace(costs=costs))
+        sink: Any = SimpleNamespace(batch_nbytes=None)
+        return replace(job, source=source, sink=sink).batch_nbytes(
+            wanted_nbytes, n_workers
+        )
 
     roomy = {"memory_limit": 1024 * MIB, "batch_nbytes": 4 * MIB}
     assert batch(64 * MIB, 1, **roomy) == 4 * MIB
     assert batch(32 * MIB, 4, **roomy) == 2 * MIB
     assert batch(320 * MIB, 4, **roomy) == 4 * MIB
     assert batch(MIB, 4, **roomy) == 256 * KIB
+    # A network is waited for once a batch.
+    assert batch(64 * MIB, 1, BY_PRICE, **roomy) == 32 * MIB
+    assert batch(32 * MIB, 4, BY_PRICE, **roomy) == 4 * MIB
+    assert batch(3200 * MIB, 4, BY_PRICE, **roomy) == 32 * MIB
     tight = {"memory_limit": 6 * MIB, "batch_nbytes": 64 * MIB}
+    assert batch(64 * MIB, 4, BY_PRICE, **tight) == 768 * KIB
     assert batch(64 * MIB, 1, **tight) == 3 * MIB
     assert batch(64 * MIB, 4, **tight) == 768 * KIB
     sink: Any = SimpleNamespace(batch_nbytes=12345)

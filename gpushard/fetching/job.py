@@ -24,6 +24,11 @@ from gpushard.workers import Task
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+# Batches of each worker: the last ones end at about the same time.
+_TURNS = 4
+# A network is waited for once in each batch, however many requests are under way. So
+# its batches are larger, and fewer.
+_WAITED_TIMES, _WAITED_TURNS = 8, 2
 # A share is at least this large: a smaller one is read before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
 
@@ -158,10 +163,13 @@ class Job:
         bound = max(1, options.memory_limit // (2 * n_workers))
         if self.source.room.is_tight:
             bound = max(1, min(bound, self.source.room.most_stored_nbytes))
+        most, n_turns = options.batch_nbytes, _TURNS
+        if self.source.store.costs.prefers_whole_objects:
+            most, n_turns = most * _WAITED_TIMES, _WAITED_TURNS
         if n_workers == 1:
-            return min(options.batch_nbytes, bound)
-        share = max(wanted_nbytes // (4 * n_workers), SMALLEST_SHARE_NBYTES)
-        return min(share, options.batch_nbytes, bound)
+            return min(most, bound)
+        share = max(wanted_nbytes // (n_turns * n_workers), SMALLEST_SHARE_NBYTES)
+        return min(share, most, bound)
 
     @property
     def most_fetched_nbytes(self) -> int:
