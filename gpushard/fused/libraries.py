@@ -31,8 +31,9 @@ from gpushard.fused.columns import (
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
-# The number of a system call (openat2(2)), and what stands for the working directory.
-_OPENAT2, _WORKING_DIRECTORY = 437, -100
+# The number of a system call (openat2(2)), the size of its `struct open_how`, and what
+# stands for the working directory (it is not looked at: the path is absolute).
+_OPENAT2, _HOW_NBYTES, _WORKING_DIRECTORY = 437, 24, -100
 # Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
@@ -106,7 +107,7 @@ def file_calls() -> FileCalls | None:
     )
     lib.syscall.restype = ctypes.c_long
     words = map(ctypes.c_long, (_OPENAT2, _WORKING_DIRECTORY))
-    fd = lib.syscall(*words, b".", how, ctypes.c_long(24))
+    fd = lib.syscall(*words, b"/", how, ctypes.c_long(_HOW_NBYTES))
     if fd < 0:
         return None
     os.close(fd)
