@@ -10,7 +10,6 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import TransposeCodec as Turned
-from zarr.codecs.numcodecs import LZ4, Delta
 from zarr.storage import MemoryStore
 
 import gpushard
@@ -78,7 +77,10 @@ CHAINS = {
     "zstd": {"compressors": [ZstdCodec(), Crc32cCodec()]},
     "blosc": {"compressors": [BloscCodec(shuffle="bitshuffle")]},
     "turned gzip": {"compressors": [GzipCodec()], "filters": [Turned(order=(1, 0))]},
-    "numcodecs": {"compressors": [LZ4()], "filters": [Delta(dtype="<i4")]},
+    "numcodecs": {
+        "compressors": [{"name": "numcodecs.lz4", "configuration": {}}],
+        "filters": [{"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}],
+    },
 }
 
 
