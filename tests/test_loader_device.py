@@ -280,6 +280,16 @@ def test_memory_of_the_device_is_bounded_and_given_back(device, monkeypatch):
     assert device.free_nbytes() == before
 
 
+def test_loaders_that_are_gone_leave_their_streams_to_others(device):
+    for _ in range(3):
+        with Loader(images(), device=device, batch_size=8) as loader:
+            for batch in loader:
+                del batch
+        del loader
+        gc.collect()
+        assert len(device._idle_streams) == len(device._streams) - 1  # the default one
+
+
 def test_the_next_read_is_begun_before_the_last_one_is_waited_for(device, monkeypatch):
     monkeypatch.setattr(reading, "LOAD_NBYTES", 48)
     told = []

@@ -61,6 +61,12 @@ class DeviceMemory:
         self._free: deque[_Free] = deque()
         self._leased: dict[int, DeviceBuffer] = {}
 
+    def __del__(self) -> None:
+        # Copies on it are done (`copying`). It may still wait for work of a consumer,
+        # which only delays who gets it next. Without a stream, making one had failed.
+        if "stream" in vars(self):
+            self.device.release_stream(self.stream)
+
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceRows:
         """Rows of undefined content; later work on `stream` may write to them."""
         nbytes = max(prod(shape) * dtype.itemsize, 1)
