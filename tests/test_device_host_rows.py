@@ -131,9 +131,19 @@ def test_a_damaged_row_is_left_to_python_and_named(tmp_path, left):
 def test_parts_of_plain_elements_are_left_to_python(tmp_path, left):
     values = values_of("float32")
     a = stored(tmp_path, values, CODECS["raw"])
-    got, _ = read(a, basic(slice(3, 5), SHAPE))
+    got, job = read(a, basic(slice(3, 5), SHAPE))
     assert_same_bits(got, values[3:5])
     assert left
+    assert "loops" not in job.tally.notes
+
+
+def test_a_report_says_what_the_loops_decoded_with(tmp_path):
+    stored(tmp_path, values_of("float32"), CODECS["zstd"])
+    options = COMPILED.but(placement="host")
+    a = gpushard.open_array(tmp_path, device=emulated(), options=options)
+    report = a.explain()
+    assert report.n_decoded_on_host == 5 * 7
+    assert report.loops == "libzstd"
 
 
 def test_what_no_loop_decodes_costs_the_host_more(tmp_path):

@@ -47,6 +47,7 @@ def put_rows(
         decoder = row_decoder(job.source, len(encoded))
         is_whole = encoded.nbytes == encoded.stored_nbytes
         if decoder is not None and is_whole.all():
+            job.tally.note(loops=decoder.library_name)
             columns = address_of(held) + at, encoded.nbytes, address_of(memory) + places
             is_left = ~decoder.decode(*columns, n_threads)
 

@@ -37,12 +37,18 @@ class RowDecoder:
         The compiled loops.
     room
         The part of the memory limit that is for inner chunks.
+
+    Attributes
+    ----------
+    library_name
+        Name of the library that decodes.
     """
 
     def __init__(self, chain: FusedChain, loops: Loops, room: ChunkRoom) -> None:
         plain = replace(chain, strides=_BYTES, dtype=np.dtype(np.uint8), change=COPY)
         strides = np.ones((2, 1, 1), np.int64)
         self._placer = BoxPlacer(plain, loops, strides, room)
+        self.library_name = self._placer.library_name
 
     def decode(self, source: Ints, nbytes: Ints, target: Ints, n_threads: int) -> Bools:
         """Whether each inner chunk was decoded to its target: bool, shape (n,).
