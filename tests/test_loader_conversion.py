@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from gpushard.loader import conversion as conversions
 from gpushard.loader.conversion import Conversion
 
 SHORT = ("bool", "uint8", "int8", "uint16", "int16", ">u2", ">i2", "float16")
@@ -71,3 +72,10 @@ def test_slices_of_samples_are_looked_up_where_they_lie():
     plain = (values.astype("float32") * np.float32(1e-3)).astype("float16")
     assert_array_equal(out[::2], plain)
     assert not out[1::2].any()
+
+
+def test_tables_of_scales_that_are_used_no_more_are_let_go_of():
+    values, out = every("uint8"), np.empty((16, 16), "float16")
+    for n in range(100):
+        Conversion.to(values.dtype, out.dtype, 1 / (n + 2), None).apply(values, out)
+    assert conversions._table.cache_info().currsize <= 16

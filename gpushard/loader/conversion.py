@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ _PIECE_NBYTES = 512 * KIB
 _HALF = np.dtype(np.float16)
 # Of larger elements, a table of all values would not fit a cache.
 _TABLE_ITEMSIZE = 2
+# A table has up to 1 MiB, and a training may scale differently in each epoch.
+_KEPT_TABLES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Conversion:
             np.copyto(out, rounded, casting="unsafe")
 
 
-@cache
+@lru_cache(_KEPT_TABLES)
 def _table(conversion: Conversion) -> NDArray[Any]:
     """What each stored element becomes, by the unsigned integer with the same bytes."""
     itemsize = conversion.stored.itemsize
