@@ -1,7 +1,8 @@
 """Values in device memory -> encoded inner chunks, compressed there by nvCOMP.
 
 The host encodes everything else, and fetches the values once for it. Where nvCOMP would
-have encoded it, but for want of memory or because it refused, a warning is logged once.
+have encoded it, but for want of memory or because it refused, a warning is logged once
+for a codec, or for a size of inner chunks.
 """
 
 from __future__ import annotations
