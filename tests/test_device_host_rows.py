@@ -7,6 +7,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.codecs import TransposeCodec as Turned
+from zarr.storage import LocalStore, WrapperStore
 
 import gpushard
 from cuda_host.reads import read_on_device
@@ -15,6 +16,7 @@ from gpushard.devices import host_rows
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.decoding import chain as device_chain
 from gpushard.devices.placement import HOST_ROW_S, LOOPS_ROW_S
+from gpushard.fused.rows import RowDecoder
 from gpushard.selecting.expressions import basic
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
@@ -144,6 +146,26 @@ def test_a_report_says_what_the_loops_decoded_with(tmp_path):
     report = a.explain()
     assert report.n_decoded_on_host == 5 * 7
     assert report.loops == "libzstd"
+
+
+def test_a_distant_store_does_not_have_more_threads_decode(tmp_path, monkeypatch):
+    found = []
+    decode = RowDecoder.decode
+
+    def counted(self, *columns):
+        found.append(columns[-1])
+        return decode(self, *columns)
+
+    monkeypatch.setattr(RowDecoder, "decode", counted)
+    values = values_of("float32")
+    stored(tmp_path, values, CODECS["zstd"])
+    place = WrapperStore(LocalStore(tmp_path))  # a kind that is taken for a network
+    options = COMPILED.but(threads=4, whole_object_max_nbytes=0)
+    a = gpushard.open_array(place, options=options)
+    assert a.source.most_workers > 4
+    got, _ = read(a, whole(a.shape))
+    assert_same_bits(got, values)
+    assert set(found) == {2}  # on each of two lanes
 
 
 def test_what_no_loop_decodes_costs_the_host_more(tmp_path):

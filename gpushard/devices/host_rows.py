@@ -41,7 +41,9 @@ def put_rows(
     """
     job, block, encoded = fetched
     held, at = encoded.landing.on_host(encoded)
-    n_threads = max(1, job.source.most_workers // N_LANES)
+    # A distant store has more workers (`Source.most_workers`), which mostly wait.
+    threads = job.source.options.threads
+    n_threads = max(1, min(threads, job.source.room.most_workers) // N_LANES)
     is_left = np.ones(len(encoded), np.bool_)
     if stays_as_stored(chain, job.source):
         decoder = row_decoder(job.source, len(encoded))
