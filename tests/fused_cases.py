@@ -183,6 +183,10 @@ def assert_all_fused(seen: Seen) -> None:
     assert seen.n_left == 0
 
 
+def kind_of_sink(seen: Seen) -> type:
+    return type(seen.sinks.pop())
+
+
 def outcome(store: Any, options: Options) -> Any:
     """Elements, or type and text of the error."""
     try:

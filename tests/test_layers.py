@@ -131,6 +131,7 @@ LAZY = {
 # Modules that consist of compiled code, and are themselves imported only when used.
 COMPILED = {
     "fused.calls",
+    "fused.casts",
     "fused.compiling",
     "fused.copies",
     "fused.frames",

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpushard.fused.columns import BLOSC, BOOL, COPY, GZIP, LZ4, RAW, ZLIB, ZSTD
+from gpushard.fused.columns import (
+    BLOSC,
+    BOOL,
+    CASTS,
+    COPY,
+    FIRST_CAST,
+    GZIP,
+    LZ4,
+    RAW,
+    ZLIB,
+    ZSTD,
+)
 from gpushard.fused.libraries import pread_address
 from gpushard.options import KIB
 from gpushard.source import Source
@@ -50,6 +61,7 @@ _PACES = {
     ZLIB: Pace(8, 1.4),
 }
 _FINDING = "fused chain"
+_CAST_OF = {pair: FIRST_CAST + n for n, pair in enumerate(CASTS)}
 # Blosc counts bytes in 32 bits, with headers.
 _LARGEST_NBYTES = (1 << 31) - 4096
 
@@ -68,10 +80,10 @@ class FusedChain:
         Decoded size of an inner chunk.
     strides
         Bytes between neighbours in a decoded inner chunk, along each axis of the array.
-    dtype
-        Data type of the decoded elements.
+    stored, dtype
+        Data type as which decoded elements are stored, and that of the array.
     change
-        `COPY`, `BOOL`, or the number of bytes to reverse.
+        `COPY`, `BOOL`, the number of bytes to reverse, or a cast.
     pace
         Time that its inner chunks take.
     files
@@ -84,11 +96,33 @@ class FusedChain:
     has_crc: bool
     chunk_nbytes: int
     strides: tuple[int, ...]
+    stored: np.dtype[Any]
     dtype: np.dtype[Any]
     change: int
     pace: Pace
     files: LocalStore | None = None
     planned_files: LocalStore | None = None
+
+    def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
+        """The chain for outputs of `dtype`; None if the loops do not write these."""
+        if dtype == self.dtype and dtype.isnative:
+            return self
+        change = None
+        swapped = self.dtype.newbyteorder()
+        if dtype == swapped and dtype.type is swapped.type:
+            change = _change(self.stored, dtype)
+        elif self.change == COPY and dtype.isnative:
+            change = _CAST_OF.get((self.dtype.str[1:], dtype.str[1:]))
+        if change is None:
+            return None
+        return replace(self, change=change)
+
+    @property
+    def out_itemsize(self) -> int:
+        """Bytes of an element in the output."""
+        if self.change < FIRST_CAST:
+            return self.dtype.itemsize
+        return np.dtype(CASTS[self.change - FIRST_CAST][1]).itemsize
 
     @property
     def chunk_us(self) -> float:
@@ -129,6 +163,7 @@ def _find_chain(source: Source) -> FusedChain | None:
         has_crc,
         chunk_nbytes,
         strides[:-1],
+        source.pipeline.stored_dtype,
         dtype,
         change,
         pace,

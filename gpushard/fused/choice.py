@@ -142,10 +142,10 @@ def _suitable(
     """The array's chain, if the loops can read the plan into `outs`; else None."""
     if not can_cut(plan, outs):
         return None
-    dtype = source.layout.dtype
-    if any(out.dtype != dtype or not out.dtype.isnative for out in outs):
+    chain, dtypes = fused_chain(source), {out.dtype for out in outs}
+    if chain is None or len(dtypes) != 1:  # boxes of several parts have one change
         return None
-    return fused_chain(source)
+    return chain.into(dtypes.pop())
 
 
 def are_loaded() -> bool:

@@ -32,6 +32,17 @@ RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(8)
 
 # Changes to elements. The values 2, 4 and 8 are the number of bytes to reverse.
 COPY, BOOL = 0, 1
+# From this value on a change is a cast, in the order of `CASTS`: data types of the
+# elements as they are stored, and in the output.
+FIRST_CAST = 16
+_INTEGERS = "u1", "i1", "u2", "i2", "u4", "i4"
+CASTS = (
+    *((stored, "f4") for stored in (*_INTEGERS, "u8", "i8", "f8")),
+    *((stored, "f8") for stored in (*_INTEGERS, "u8", "i8", "f4")),
+    *((stored, "i8") for stored in _INTEGERS),
+    *((stored, "f2") for stored in ("u1", "i1", "u2", "i2", "f4")),
+    ("f2", "f4"),
+)
 
 # Memory for `place_boxes`: a column per axis (NumPy 2 allows 64), a row per use.
 WORK_ROWS, WORK_AXES = 5, 64
@@ -127,10 +138,10 @@ class Decoder(NamedTuple):
         0 except for `BLOSC` and `ZSTD`.
     window, window_nbytes
         Address and size of memory for bytes that are read from a file.
-    itemsize
-        Bytes of an element.
+    itemsize, out_itemsize
+        Bytes of an element, and of one in the output.
     change
-        Change to elements: `COPY`, `BOOL`, or the bytes to reverse (2, 4, 8).
+        Change to elements: `COPY`, `BOOL`, the bytes to reverse (2, 4, 8), or a cast.
     streams
         Whether rows that fill cache lines are written past the cache.
     """
@@ -149,6 +160,7 @@ class Decoder(NamedTuple):
     window: int
     window_nbytes: int
     itemsize: int
+    out_itemsize: int
     change: int
     streams: int
 

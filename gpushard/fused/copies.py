@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.fused import calls
+from gpushard.fused.casts import cast_run
 from gpushard.fused.columns import (
     BOOL,
     COPY,
     FILE,
+    FIRST_CAST,
     FIRST_LENGTH,
     GAP_NBYTES,
     LIST_AXIS,
@@ -55,14 +57,15 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
     """
     part = box[PART]
     listed = calls.word(box[LISTED], LIST_AXIS) if box[LISTED] else -1
-    run, n = d.itemsize, 0
+    run, out_run, n = d.itemsize, d.out_itemsize, 0
     for axis in range(strides.shape[2] - 1, -1, -1):
         length = box[FIRST_LENGTH + axis]
         if length == 1 or axis == listed:
             continue
         inner, outer = strides[0, part, axis], strides[1, part, axis]
-        if n == 0 and inner == run and outer == run:
+        if n == 0 and inner == run and outer == out_run:
             run *= length
+            out_run *= length
         elif (
             n > 0
             and inner == work[1, n - 1] * work[0, n - 1]
@@ -116,6 +119,8 @@ def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
     elif d.change == 4:
         for k in range(0, nbytes, 4):
             calls.swap_32(target + k, source + k)
+    elif d.change >= FIRST_CAST:
+        cast_run(d.change, target, source, nbytes)
     else:
         for k in range(0, nbytes, 8):
             calls.swap_64(target + k, source + k)

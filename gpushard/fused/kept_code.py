@@ -33,6 +33,7 @@ SOURCES = (
         "codecs/libzstd",
         "planning/index",
         "fused/calls",
+        "fused/casts",
         "fused/columns",
         "fused/compiling",
     ),

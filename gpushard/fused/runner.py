@@ -222,6 +222,7 @@ class BoxPlacer:
             window.address,
             window.nbytes,
             chain.dtype.itemsize,
+            chain.out_itemsize,
             chain.change,
             self._streams,
         )

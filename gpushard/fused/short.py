@@ -75,7 +75,6 @@ class ShortReader:
         self._store = store
         self._chain = chain
         self._loops = loops
-        self._dtype = source.layout.dtype
         self._grid = grid_of(source.layout, chain.strides)
         # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
@@ -101,20 +100,23 @@ class ShortReader:
         StoreError
             The store failed.
         """
-        is_cast = out.dtype != self._dtype or not out.dtype.isnative
-        wanted = None if is_cast else laid(selection, self._grid, out)
-        if wanted is None:
+        chain = self._chain.into(out.dtype)
+        wanted = None if chain is None else laid(selection, self._grid, out)
+        if chain is None or wanted is None:
             return False
+        if isinstance(wanted, Scattered) and chain.out_itemsize != chain.dtype.itemsize:
+            return False  # the loops lay points out in elements of the array
         try:
-            return self._read(source, wanted, out)
+            return self._read(source, chain, wanted, out)
         except ObjectChangedError as error:
             for coordinate in wanted.shards:
                 source.indexes.drop_shard(coordinate)
-            return self._read(source, wanted, out, seen=error.shard_key)
+            return self._read(source, chain, wanted, out, seen=error.shard_key)
 
     def _read(
         self,
         source: Source,
+        chain: FusedChain,
         wanted: Mesh | Scattered,
         out: NDArray[Any],
         seen: str | None = None,
@@ -134,8 +136,8 @@ class ShortReader:
             [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
         )
         planned = self._planned._replace(target=address_of(out))
-        call = self._call_for(source, wanted, out.nbytes)
-        chunk_us = self._chain.chunk_us
+        call = self._call_for(source, chain, wanted, out.nbytes)
+        chunk_us = chain.chunk_us
         weight = short_weight(source, wanted, known[0], chunk_us, out.size)
         waits = False
         if call is not None and weight is None and isinstance(wanted, Mesh):
@@ -152,7 +154,7 @@ class ShortReader:
             return False
         ends, n_wanted = rows[:, END], len(columns)
         kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
-        is_read = self._place(source, boxes, out.nbytes, waits=waits)
+        is_read = self._place(source, chain, boxes, out.nbytes, waits=waits)
         if kept is None or not kept.is_all_found:
             self._confirm(handles)
         if kept is not None and is_read:
@@ -165,16 +167,21 @@ class ShortReader:
                 self._store.confirm(handle)
 
     def _call_for(
-        self, source: Source, wanted: Mesh | Scattered, out_nbytes: int
+        self,
+        source: Source,
+        chain: FusedChain,
+        wanted: Mesh | Scattered,
+        out_nbytes: int,
     ) -> OneCall | None:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:
             return None
-        if isinstance(wanted, Scattered):
+        # Its words are packed for outputs of the array's data type.
+        if isinstance(wanted, Scattered) or chain is not self._chain:
             return None
-        nbytes = self._chain.chunk_nbytes
-        if self._chain.kind == RAW:
-            nbytes = wanted.n_inside * self._dtype.itemsize
+        nbytes = chain.chunk_nbytes
+        if chain.kind == RAW:
+            nbytes = wanted.n_inside * chain.dtype.itemsize
         return None if self._n_tasks(source, wanted.n_most, nbytes) > 1 else self._call
 
     def _n_tasks(self, source: Source, n_decoded: int, nbytes: int) -> int:
@@ -204,7 +211,13 @@ class ShortReader:
         return sound if len(sound) == len(found) else None
 
     def _place(
-        self, source: Source, planned: Boxes, out_nbytes: int, *, waits: bool
+        self,
+        source: Source,
+        chain: FusedChain,
+        planned: Boxes,
+        out_nbytes: int,
+        *,
+        waits: bool,
     ) -> bool:
         """Whether the loops could read, decode and place all boxes.
 
@@ -213,21 +226,20 @@ class ShortReader:
         boxes = planned.columns
         if waits or wait_for_disk(boxes):
             announce(boxes)
-        placer = BoxPlacer(
-            self._chain, self._loops, planned.strides, source.room, out_nbytes
-        )
+        room = source.room
+        placer = BoxPlacer(chain, self._loops, planned.strides, room, out_nbytes)
         widest = widest_nbytes(boxes)
-        is_raw = self._chain.kind == RAW
+        is_raw = chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest
-        if spanned > source.room.most_window_nbytes:
+        if spanned > room.most_window_nbytes:
             return False
         window = window_nbytes(source.options, spanned)
-        nbytes = widest if is_raw else self._chain.chunk_nbytes
+        nbytes = widest if is_raw else chain.chunk_nbytes
         n_decoded = int(np.count_nonzero(boxes[:, FILE] != FILLED))
         n_tasks = self._n_tasks(source, n_decoded, nbytes)
         if n_tasks <= 1:
             return bool(placer.run(boxes, window).all())
-        shares = Shares.of(boxes, self._chain.chunk_nbytes, n_tasks)
+        shares = Shares.of(boxes, chain.chunk_nbytes, n_tasks)
         run_tasks(shares.tasks(partial(placer.run, boxes, window, shares)), n_tasks)
         return bool(shares.is_placed.all())
 

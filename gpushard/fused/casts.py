@@ -1,0 +1,113 @@
+"""Casts of elements on their way to an output, as machine instructions.
+
+All casts are one piece of code for LLVM. As functions of their own they would take a
+third of the time that all loops take to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
+
+from gpushard.fused.columns import CASTS, FIRST_CAST
+
+_INT32, _SINGLE = ir.IntType(32), types.float32
+
+
+@intrinsic
+def _cast_run(_typing: Any, change: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """Cast the contiguous elements of `nbytes` bytes from one address to another."""
+
+    def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        done = builder.append_basic_block("done")
+        switch = builder.switch(values[0], done)
+        for n, pair in enumerate(CASTS):
+            block = builder.append_basic_block(f"cast{n}")
+            switch.add_case(ir.Constant(ir.IntType(64), FIRST_CAST + n), block)
+            builder.position_at_end(block)
+            _generate_cast(context, builder, pair, values[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+
+    return types.void(change, target, source, nbytes), generate
+
+
+def _generate_cast(
+    context: Any, builder: Any, pair: tuple[str, str], values: Any
+) -> None:
+    """Code of the loop that casts between a pair of data types."""
+    # numba has no halves for CPUs, so these are their bits.
+    dtypes = [np.dtype("u2" if name == "f2" else name) for name in pair]
+    kinds = [from_dtype(dtype) for dtype in dtypes]
+    target, source, nbytes = values
+    # Elements counted from a pointer, so that LLVM sees that it may cast many at once.
+    before, after = (
+        builder.inttoptr(start, context.get_value_type(kind).as_pointer())
+        for start, kind in zip((source, target), kinds, strict=True)
+    )
+    itemsize = ir.Constant(ir.IntType(64), dtypes[0].itemsize)
+    with cgutils.for_range(builder, builder.udiv(nbytes, itemsize)) as loop:
+        value = builder.load(builder.gep(before, [loop.index]), align=1)
+        if pair[0] == "f2":
+            value = _single_of(builder, value)
+        elif pair[1] == "f2":
+            value = _half_of(builder, context.cast(builder, value, kinds[0], _SINGLE))
+        else:
+            value = context.cast(builder, value, *kinds)
+        builder.store(value, builder.gep(after, [loop.index]), align=1)
+
+
+def _bits(value: int) -> Any:
+    return ir.Constant(_INT32, value)
+
+
+def _single_of(builder: Any, half: Any) -> Any:
+    """The float32 with the value of a float16, given as its bits; keeps those of NaN.
+
+    Shifted to the place that it has in a float32, a number is too small by 2**112.
+    """
+    bits = builder.zext(half, _INT32)
+    shifted = builder.shl(builder.and_(bits, _bits(0x7FFF)), _bits(13))
+    factor = ir.Constant(ir.FloatType(), 2.0**112)
+    number = builder.fmul(builder.bitcast(shifted, ir.FloatType()), factor)
+    is_number = builder.icmp_unsigned("<", shifted, _bits(0x7C00 << 13))
+    other = builder.or_(shifted, _bits(0x7F800000))
+    size = builder.select(is_number, builder.bitcast(number, _INT32), other)
+    sign = builder.shl(builder.and_(bits, _bits(0x8000)), _bits(16))
+    return builder.bitcast(builder.or_(size, sign), ir.FloatType())
+
+
+def _half_of(builder: Any, single: Any) -> Any:
+    """Bits of the float16 next to a float32, ties to even; NaN as NumPy shortens it."""
+    bits = builder.bitcast(single, _INT32)
+    size = builder.and_(bits, _bits(0x7FFFFFFF))
+    # Of a sum from 0.5 on, the last bit is worth as much as that of the least halves.
+    half = ir.Constant(ir.FloatType(), 0.5)
+    least = builder.fadd(builder.bitcast(size, ir.FloatType()), half)
+    least = builder.sub(builder.bitcast(least, _INT32), _bits(0x3F000000))
+    odd = builder.and_(builder.lshr(size, _bits(13)), _bits(1))
+    rounded = builder.add(size, builder.add(odd, _bits(0xFFF - 0x38000000)))
+    rounded = builder.lshr(rounded, _bits(13))
+    nan = builder.and_(builder.lshr(size, _bits(13)), _bits(0x3FF))
+    is_lost = builder.icmp_unsigned("==", nan, _bits(0))
+    nan = builder.or_(builder.select(is_lost, _bits(1), nan), _bits(0x7C00))
+
+    def below(most: int, this: Any, other: Any) -> Any:
+        return builder.select(
+            builder.icmp_unsigned("<", size, _bits(most)), this, other
+        )
+
+    found = below(0x7F800001, _bits(0x7C00), nan)
+    found = below(0x38800000, least, below(0x47800000, rounded, found))
+    sign = builder.and_(builder.lshr(bits, _bits(16)), _bits(0x8000))
+    return builder.trunc(builder.or_(found, sign), ir.IntType(16))
+
+
+# Called without the arguments that numba adds, which type checkers do not know.
+cast_run: Any = _cast_run

@@ -1,0 +1,223 @@
+"""Outputs of another data type: the compiled loops cast as NumPy does, bit for bit."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from array_strategies import codec
+from fused_cases import (
+    CHAINS,
+    FUSED,
+    SHAPE,
+    VALUES,
+    ZSTD,
+    assert_all_fused,
+    kind_of_sink,
+    need_fast_packages,
+    stored,
+    take_way,
+)
+from gpushard.fused.columns import CASTS
+from gpushard.fused.sink import FusedSink
+from gpushard.placing.place import HostSink
+from gpushard.placing.scatter import holds_kind_of
+from gpushard.selecting import expressions
+from selection_strategies import (
+    basic_keys,
+    orthogonal_keys,
+    point_keys,
+    take_orthogonal,
+)
+from zarr_oracle import assert_same_bits, held, native
+
+need_fast_packages()
+
+DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+CHAINS_HERE = ["raw", "crc32c", "zstd", "blosc lz4 shuffle 512"]
+BIG = codec("bytes", endian="big")
+WAYS = ["memory", "direct", "requests", "short", "one call"]
+
+
+@cache
+def opened(dtype: str, chain: str) -> gpushard.Array:
+    array = stored(CHAINS[chain], np.dtype(dtype).name, negated=dtype[0] in "if")
+    return gpushard.open_array(held(array.objects), options=FUSED)
+
+
+def cast(values, dtype):
+    """What NumPy makes of values."""
+    out = np.empty(values.shape, dtype)
+    with np.errstate(all="ignore"):
+        np.copyto(out, values, casting="unsafe")
+    return out
+
+
+def assert_cast(got, values, into):
+    assert got.dtype == np.dtype(into)
+    assert_same_bits(native(got), cast(values, into))
+
+
+def spread(data: st.DataObject, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """An output with strides of any order, sign and distance."""
+    order = data.draw(st.permutations(range(len(shape))))
+    steps = data.draw(st.tuples(*[st.sampled_from([1, -1, 2, -3])] * len(shape)))
+    wide = [shape[k] * abs(steps[k]) for k in order]
+    out = np.zeros(wide, dtype).transpose(np.argsort(order))
+    out = out[(*(slice(None, None, step) for step in steps), ...)]
+    assert out.shape == shape
+    return out
+
+
+@given(st.data())
+def test_any_selection_is_cast_as_numpy_casts_it(data):
+    dtype = data.draw(st.sampled_from(DTYPES))
+    chain = data.draw(st.sampled_from(CHAINS_HERE))
+    outs = [d for d in DTYPES if holds_kind_of(np.dtype(dtype), np.dtype(d))]
+    into = data.draw(st.sampled_from(["<", ">"])) + data.draw(st.sampled_from(outs))
+    a = opened(dtype, chain)
+    kind = data.draw(st.sampled_from(["basic", "orthogonal", "points"]))
+    if kind == "basic":
+        key = data.draw(basic_keys(SHAPE))
+        want, chosen = a[...][key], key
+    elif kind == "orthogonal":
+        key = data.draw(orthogonal_keys(SHAPE))
+        want, chosen = take_orthogonal(a[...], key), expressions.orthogonal(key, SHAPE)
+    else:
+        key = data.draw(point_keys(SHAPE))
+        want, chosen = a[...][key], expressions.points(key, SHAPE)
+    out = spread(data, np.shape(want), into)
+    a.read(chosen, out=out)
+    assert_cast(out, np.asarray(want), into)
+
+
+def edges(dtype: str) -> np.ndarray:
+    """Elements of many bits: ties, the least and largest numbers, infinities, NaN."""
+    size = np.dtype(dtype).itemsize
+    rng = np.random.default_rng(3)
+    bits = [rng.integers(0, 256, 4096 * size, dtype="u1").view(f"u{size}")]
+    if dtype in ("u8", "i8"):  # in a float64 it would be a tie
+        bits.append(np.full(1024, (1 << 62) + (1 << 38) + 1, "u8"))
+        bits.append(np.arange(3072, dtype="u8"))
+    if dtype == "f2":  # NumPy's own NaN: what it does to others depends on the CPU
+        every = np.arange(1 << 16, dtype="u2")
+        bits = [every[~np.isnan(every.view("f2"))], np.full(1, np.nan, "f2").view("u2")]
+    if dtype == "f4":
+        high = np.arange(0, 1 << 19, 7, dtype="u4") << 13
+        low = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF], "u4")
+        bits = [np.add.outer(high, low).ravel()]
+    found = np.concatenate(bits).view(dtype)
+    return (
+        found if dtype != "f4" else np.where(np.isnan(found), np.float32("nan"), found)
+    )
+
+
+@pytest.mark.parametrize(("dtype", "into"), CASTS)
+def test_every_cast_gives_the_bits_that_numpy_gives(dtype, into, seen, tmp_path):
+    values = edges(dtype)
+    n = 1 << int(np.log2(len(values)))
+    a = gpushard.create_array(
+        tmp_path, shape=(n,), dtype=dtype, chunks=(512,), shards=(n,), compressors=None
+    )
+    a[...] = values[:n]
+    out = np.empty(n, into)
+    with np.errstate(all="raise"):  # the caller asked for the cast
+        gpushard.open_array(tmp_path, options=FUSED).read(out=out)
+    assert_all_fused(seen)
+    assert_cast(out, values[:n], into)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("into", ["f8", "f2", ">f4"])
+@pytest.mark.parametrize("chain", ["raw", "zstd", "blosc zstd shuffle 512"])
+def test_casts_take_every_way_of_the_loops(
+    chain, into, way, seen, monkeypatch, tmp_path
+):
+    array = stored(CHAINS[chain], "float32", negated=True)
+    place = held(array.objects) if way == "memory" else array.placed("local", tmp_path)
+    take_way(monkeypatch, way)
+    a = gpushard.open_array(place, options=FUSED)
+    # Neighbours of halves lie as far apart as those of the elements that are stored.
+    out = np.empty((SHAPE[0], 2 * SHAPE[1]), into)[:, ::2]
+    a.read(out=out)
+    assert_cast(out, array.full, into)
+    assert_all_fused(seen)
+    assert seen.n_short == (way in ("short", "one call"))
+
+
+def test_short_reads_leave_points_of_another_size_to_others(
+    seen, monkeypatch, tmp_path
+):
+    a = gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=FUSED)
+    take_way(monkeypatch, "short")
+    key = np.array([3, 99, 50, 3]), np.array([80, 0, 17, 80])
+    for into, n_short in ((">i4", 1), ("f8", 1), ("f4", 2)):
+        got = a.read(expressions.points(key, SHAPE), dtype=into)
+        assert_cast(got, VALUES[key], into)
+        assert seen.n_short == n_short
+
+
+def test_missing_inner_chunks_yield_the_fill_value_cast(seen, tmp_path):
+    a = gpushard.create_array(
+        tmp_path, shape=(64,), dtype="f4", chunks=(8,), shards=(32,), fill_value=0.1
+    )
+    a[8:16] = np.arange(8)
+    want = a[...].astype("f8")
+    assert_same_bits(
+        gpushard.open_array(tmp_path, options=FUSED).read(dtype="f8"), want
+    )
+    assert want[0] == np.float32(0.1)
+    assert_all_fused(seen)
+
+
+def test_damaged_inner_chunks_are_told_of_and_cast(seen):
+    objects = dict(stored([ZSTD], "float32").objects)
+    key = "c/0/0"
+    objects[key] = b"\xff" * 40 + objects[key][40:]
+    a = gpushard.open_array(held(objects), options=FUSED)
+    found, native = [], []
+    got = a.read(dtype="f8", errors=found.append)
+    assert_same_bits(got, a.read(errors=native.append).astype("f8"))
+    assert list(map(str, found)) == list(map(str, native)) != []
+    assert seen.n_left > 0
+
+
+@pytest.mark.usefixtures("settled")
+def test_kept_inner_chunks_are_cast(tmp_path, seen):
+    array = stored([ZSTD], "float32", negated=True)
+    options = FUSED.but(chunk_cache_nbytes=1 << 20)
+    a = gpushard.open_array(array.placed("local", tmp_path), options=options)
+    for into in ("f8", "f2", ">f4", "f4"):
+        assert_cast(a.read(dtype=into), array.full, into)
+    assert a.source.chunks
+    assert_all_fused(seen)
+
+
+def test_several_outputs_share_a_data_type_or_go_the_plain_way(seen):
+    a = opened("f4", "zstd")
+    outs = [np.empty((10, 90), "f8"), np.empty((100, 20), "f8"), np.empty(100, "f2")]
+    keys = [np.s_[20:30], np.s_[:, 70:50:-1], np.s_[:, 3]]
+    for some, kind in ((slice(2), FusedSink), (slice(3), HostSink)):
+        for out in outs:
+            out[...] = 0
+        a.read_many(keys[some], out=outs[some])
+        assert kind_of_sink(seen) is kind
+        for key, out in zip(keys[some], outs[some], strict=True):
+            assert_cast(out, a[...][key], out.dtype)
+        seen.sinks.clear()
+
+
+def test_elements_that_change_anyway_are_not_cast_in_the_loops(seen):
+    for array in (stored([ZSTD], "float32", [BIG]), stored([ZSTD], "bool")):
+        a = gpushard.open_array(held(array.objects), options=FUSED)
+        assert_same_bits(a.read(dtype="f8"), array.full.astype("f8"))
+        assert kind_of_sink(seen) is HostSink
+    big = stored([ZSTD], "float32", [BIG])
+    a = gpushard.open_array(held(big.objects), options=FUSED)
+    assert_cast(a.read(dtype=">f4"), big.full, ">f4")
+    assert kind_of_sink(seen) is FusedSink
