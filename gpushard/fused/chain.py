@@ -194,11 +194,13 @@ def _is_plannable(source: Source) -> bool:
 
 def _change(stored: np.dtype[Any], dtype: np.dtype[Any]) -> int | None:
     """Change from stored elements to those of `dtype`; None if no loop does it."""
-    if dtype.fields is not None or dtype.hasobject:
-        return None  # NumPy does not copy the bytes between fields
+    if dtype.hasobject:
+        return None
     if dtype == np.bool_:
         return BOOL
-    if stored == dtype:
+    if stored == dtype:  # a struct, too: it has no bytes between its fields
         return COPY
+    if dtype.fields is not None:
+        return None
     reversed_nbytes = {"c": dtype.itemsize // 2, "U": 4}.get(dtype.kind, dtype.itemsize)
     return reversed_nbytes if reversed_nbytes in (2, 4, 8) else None
