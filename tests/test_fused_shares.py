@@ -57,7 +57,8 @@ def in_turns(n: int) -> tuple[BoxPlacer, np.ndarray, np.ndarray]:
     boxes[:, OFFSET], boxes[:, TARGET] = 8, boxes[:, SOURCE] + 8
     boxes[:, FIRST_LENGTH] = 1
     assert not boxes[:, [KEEP, LISTED, PART]].any()
-    chain = FusedChain(RAW, False, 16, (8,), np.dtype(np.int64), 8, Pace(1, 1))
+    big, own = np.dtype(">i8"), np.dtype(np.int64)
+    chain = FusedChain(RAW, False, 16, (8,), big, own, 8, Pace(1, 1))
     loops = Loops(choice._load(), Library("a copy", RAW), 0)
     room = ChunkRoom("", Options().resolved(), 16, 16, 0, True, False, False)
     return BoxPlacer(chain, loops, np.full((2, 1, 1), 8), room), boxes, words
@@ -147,6 +148,13 @@ def test_boxes_of_an_inner_chunk_are_in_one_share(counts, n_workers):
     cuts = Shares.of(boxes, 32 << 10, n_workers).cuts
     assert np.isin(cuts, firsts).all()
     assert (cuts[0], cuts[-1]) == (0, len(boxes))
+
+
+def test_a_call_places_no_more_boxes_than_decoding_or_the_caller_allows():
+    boxes = np.zeros((5000, FIRST_LENGTH), np.int64)
+    boxes[:, SOURCE] = np.arange(5000)
+    for most, expected in [(None, 1024), (512, 512), (9000, 1024)]:
+        assert Shares.of(boxes, 32 << 10, 2, most=most).words[-1] == expected
 
 
 def test_a_disk_is_told_of_what_two_calls_claim():

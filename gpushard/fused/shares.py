@@ -61,10 +61,12 @@ class Shares:
         chunk_nbytes: int,
         n_workers: int,
         firsts: Ints | None = None,
+        most: int | None = None,
     ) -> Shares:
         """Shares for `n_workers` threads; an inner chunk's boxes are in one share.
 
-        `firsts` is what `first_boxes` returns, if that is known.
+        `firsts` is what `first_boxes` returns, if that is known, and `most` about how
+        many boxes one call places at most, if these take longer than decoding.
         """
         firsts = first_boxes(boxes) if firsts is None else firsts
         n_chunks = len(firsts) - 1
@@ -73,7 +75,8 @@ class Shares:
             for nbytes in (_SMALLEST_NBYTES, _LARGEST_NBYTES, _CALL_NBYTES)
         )
         cuts = firsts[shrinking_cuts(n_chunks, least, largest, n_workers)]
-        return cls(cuts, -(-at_once * len(boxes) // max(n_chunks, 1)))
+        n_boxes = -(-at_once * len(boxes) // max(n_chunks, 1))
+        return cls(cuts, n_boxes if most is None else min(n_boxes, most))
 
     @property
     def words(self) -> tuple[int, int, int, int]:

@@ -39,6 +39,8 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 # decoding, and the next ones too, a disk or a server is waited for: the general path
 # asks it more at once.
 _N_TRIED, _N_TRIALS, _SLOW_US = 8, 2, 300
+# About so many boxes are placed by one call of the loops; interrupts wait for its end.
+_AT_ONCE = 512
 
 
 class ObjectRead:
@@ -136,7 +138,7 @@ class ObjectRead:
             self._runner,
             [self._root],
             boxes,
-            Shares.of(boxes, chain.chunk_nbytes, n_workers),
+            Shares.of(boxes, chain.chunk_nbytes, n_workers, most=_AT_ONCE),
             window_nbytes(source.options, self._most_nbytes),
             partial(self._finish, block, row, missing, paths),
             opener,
