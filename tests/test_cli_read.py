@@ -336,7 +336,7 @@ def test_arrays_of_zarr_v2_are_verified(tmp_path):
     assert run_json("read", tmp_path, "--verify")["verified"] is True
 
 
-@pytest.mark.filterwarnings("ignore:The data type .* Zarr:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The (data type|codec) .* Zarr")
 @pytest.mark.parametrize(("dtype", "text"), [("S3", b"a"), ("U4", "b"), ("str", "c")])
 def test_a_string_without_axes_is_verified(dtype, text, tmp_path):
     zarr.create_array(tmp_path, shape=(), chunks=(), dtype=dtype, fill_value=text)

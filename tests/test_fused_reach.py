@@ -209,7 +209,8 @@ def straight(monkeypatch):
         for name in ("_read_runs", "_read_slabs"):
             plain = getattr(loops, name)
             monkeypatch.setattr(loops, name, getattr(plain, "py_func", plain))
-        sizes = {"itemsize": 4, "chunk_nbytes": 400, "window_nbytes": room}
+        sizes = {"itemsize": 4, "out_itemsize": 4, "chunk_nbytes": 400}
+        sizes["window_nbytes"] = room
         d = SimpleNamespace(window=WINDOW, **sizes)
         step = getattr(loops, step)
         return getattr(step, "py_func", step)(d, *arguments), asked

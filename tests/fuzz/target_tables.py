@@ -118,8 +118,10 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
     def bring(landing: SlotLanding, lane: Lane, encoded: Encoded) -> Any:
         """Addresses of the bytes of each inner chunk, as far from a 16 as in a slot."""
         skews = encoded.at % 16
-        places = zip(landing.on_host(encoded), skews.tolist(), strict=True)
-        made = [device.copied(piece, skew) for piece, skew in places]
+        memory, at = landing.on_host(encoded)
+        ranges = zip(at.tolist(), (at + encoded.nbytes).tolist(), strict=True)
+        pieces = [memory[first:last] for first, last in ranges]
+        made = list(map(device.copied, pieces, skews.tolist()))
         kept.extend(made)
         landing.slot.note_copy(lane)
         return np.array([b.address for b in made], np.uint64) + skews.astype(np.uint64)
