@@ -87,7 +87,7 @@ IMPURE_STDLIB = {
 DOORS = {
     "numpy": set(RANK),
     "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr"}
-    | {"codecs.zarr_codec", "codecs.zarr_encoder", "codecs.zarr_objects"},
+    | {"codecs.zarr_codec", "codecs.chain_encoder", "codecs.zarr_objects"},
     "dask": {"integrations.dask"},
     "xarray": {"integrations.xarray", "integrations.xarray_arrays"},
     "numcodecs": {"codecs"},

@@ -13,8 +13,8 @@ from zarr.codecs import TransposeCodec as Turned
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard.codecs import zarr_encoder
-from gpushard.codecs.zarr_encoder import ZarrEncoder
+from gpushard.codecs import chain_encoder
+from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.stores.writers import writer_of
 from gpushard.stores.zarr_store import ZarrStore
 from gpushard.workers import run_side_by_side
@@ -89,7 +89,7 @@ def encoder_of(chunks, **codecs):
     a = gpushard.create_array(
         MemoryStore(), shape=chunks, dtype=dtype, chunks=chunks, **codecs
     )
-    return ZarrEncoder(a.source.layout.chain, a.source.layout.elements)
+    return ChainEncoder(a.source.layout.chain, a.source.layout.elements)
 
 
 def arrays_of(n, shape):
@@ -103,9 +103,9 @@ def test_codecs_encode_without_an_event_loop_to_the_same_bytes(chain, monkeypatc
         pytest.skip("this zarr's codecs (before 3.2) need an event loop")
     encoder, arrays = encoder_of((16, 8), **CHAINS[chain]), arrays_of(5, (16, 8))
     with monkeypatch.context() as patch:
-        patch.setattr(zarr_encoder, "sync", None)
+        patch.setattr(chain_encoder, "sync", None)
         here = encoder.encode(arrays)
-    monkeypatch.setattr(zarr_encoder._Step, "runs_here", False)
+    monkeypatch.setattr(chain_encoder._Step, "runs_here", False)
     there = encoder.encode(arrays)
     assert [one.tobytes() for one in here] == [one.tobytes() for one in there]
 
@@ -120,7 +120,7 @@ def test_large_inner_chunks_are_encoded_side_by_side(monkeypatch, side, n_thread
         asked.append(n_workers)
         return run_side_by_side(function, items, n_workers)
 
-    monkeypatch.setattr(zarr_encoder, "run_side_by_side", noting)
+    monkeypatch.setattr(chain_encoder, "run_side_by_side", noting)
     encoder = encoder_of((side, side), compressors=[ZstdCodec()])
     arrays = arrays_of(5, (side, side))
     found = encoder.encode(arrays, 3)

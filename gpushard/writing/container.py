@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpushard.codecs.zarr_encoder import ZarrEncoder
+from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
 from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 from gpushard.planning.index import CORRUPT, parse_index
@@ -106,7 +106,7 @@ def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
 
 
 def _encoded(entries: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    (index,) = ZarrEncoder(_CHAIN, INDEX_ELEMENTS).encode([entries])
+    (index,) = ChainEncoder(_CHAIN, INDEX_ELEMENTS).encode([entries])
     if index is None:  # numbers are always stored
         raise AssertionError("an index of no bytes")
     return index

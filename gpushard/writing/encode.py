@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.chain_encoder import ChainEncoder, encode_bytes
 from gpushard.codecs.wrapping import ObjectCodecs
-from gpushard.codecs.zarr_encoder import ZarrEncoder, encode_bytes
 from gpushard.layout import INDEX_ELEMENTS
-from gpushard.options import KIB, MIB
+from gpushard.options import MIB
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
 from gpushard.writing.on_device import DeviceValues
@@ -26,10 +26,11 @@ from gpushard.writing.shard import (
     is_fill,
     merged,
 )
+from gpushard.writing.whole_cells import WholeCells, entries_of
 
 # Inner chunks encoded as one batch, for each thread, and bytes of small ones.
 _BATCH_PER_THREAD = 4
-_BATCH_NBYTES = 256 * KIB
+_BATCH_NBYTES = MIB
 
 # Columns of listed elements that a batch may have, those of its last inner chunk aside.
 _COLUMNS_NBYTES = MIB
@@ -50,6 +51,12 @@ class Change:
         values = self.values
         on_host = values.on_host() if isinstance(values, DeviceValues) else values
         self.part.assign(chunk, on_host)
+
+
+def _cells(region: Region, change: Change) -> Iterator[tuple[int, Region, Change]]:
+    """Entry of each changed inner chunk, the inner chunk, and its change."""
+    for cell, part in change.part.cells(region.grid):
+        yield region.entry(cell), region.inner(cell), Change(part, change.values)
 
 
 def _batches(
@@ -75,9 +82,9 @@ class Encoder:
         layout = source.layout
         self.source = source
         self.options = source.options.write
-        self._chunks = ZarrEncoder(layout.chain, layout.elements)
+        self._chunks = ChainEncoder(layout.chain, layout.elements)
         self._indexes = [
-            ZarrEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
+            ChainEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
         ]
 
     def object_pieces(
@@ -114,26 +121,48 @@ class Encoder:
         self, region: Region, stored: StoredShard | None, change: Change
     ) -> Iterator[tuple[int, Bytes | None]]:
         """Entry and new bytes of each changed inner chunk; None if now missing."""
-        cells = (
-            (region.entry(cell), region.inner(cell), Change(part, change.values))
-            for cell, part in change.part.cells(region.grid)
-        )
+        values = change.values
         if region.level + 1 < len(self.source.layout.levels):
-            for entry, inner, change_inside in cells:
+            for entry, inner, change_inside in _cells(region, change):
                 payload = self._needed(stored, entry, inner, change_inside)
                 pieces = self._pieces(inner, payload, change_inside)
                 yield entry, None if pieces is None else joined(pieces)
             return
-        n_batch = self._n_at_once()
-        if isinstance(change.values, DeviceValues):
-            n_batch = max(n_batch, change.values.most_rows)
-        for batch in _batches(cells, n_batch):
-            changed = [
-                (inner, self._needed(stored, entry, inner, inside), inside)
-                for entry, inner, inside in batch
-            ]
-            entries = [entry for entry, _, _ in batch]
-            yield from zip(entries, self._payloads(changed), strict=True)
+        n_batch, rest = self._n_at_once(), [change.part]
+        if isinstance(values, DeviceValues):
+            n_batch = max(n_batch, values.most_rows)
+        else:
+            whole = WholeCells.of(change.part, region.grid)
+            if whole is not None:
+                rest = whole.rest
+                for cells in whole.batches(n_batch):
+                    chunks = self._whole_chunks(whole.elements(cells, values))
+                    entries = entries_of(cells, region.entry_strides)
+                    yield from zip(entries.tolist(), self._encoded(chunks), strict=True)
+        for part in rest:
+            inside = _cells(region, Change(part, values))
+            for batch in _batches(inside, n_batch):
+                yield from self._part_payloads(stored, batch)
+
+    def _whole_chunks(self, elements: NDArray[Any]) -> list[NDArray[Any]]:
+        """Inner chunks in stored axes, of elements by cells and places in them."""
+        layout, ndim = self.source.layout, self.source.layout.ndim
+        inner = (ndim + axis for axis in layout.outer_order)
+        turned = elements.transpose(*range(ndim), *inner)
+        chunks = np.empty(turned.shape, layout.dtype)
+        chunks[...] = turned
+        return [*chunks.reshape(-1, *turned.shape[ndim:])]
+
+    def _part_payloads(
+        self, stored: StoredShard | None, batch: list[tuple[int, Region, Change]]
+    ) -> Iterator[tuple[int, Bytes | None]]:
+        """Entry and new bytes of inner chunks of which some elements are written."""
+        changed = [
+            (inner, self._needed(stored, entry, inner, inside), inside)
+            for entry, inner, inside in batch
+        ]
+        entries = [entry for entry, _, _ in batch]
+        yield from zip(entries, self._payloads(changed), strict=True)
 
     def index_bytes(self, region: Region, entries: NDArray[np.uint64]) -> Bytes:
         """Encoded index of a region, from its entries: uint64, (n_entries, 2)."""
@@ -210,7 +239,7 @@ class Encoder:
     def _chunk(
         self, region: Region, stored: Bytes | None, change: Change
     ) -> NDArray[Any]:
-        """Inner chunk after a change, in the axes of the array."""
+        """Inner chunk after a change, in stored axes."""
         layout = self.source.layout
         chunk = np.empty(region.shape, layout.dtype)
         is_whole = change.part.covers(region.extents)
@@ -221,7 +250,7 @@ class Encoder:
             decoded = self.source.pipeline.decode(stored, self._stored_shape(region))
             chunk.transpose(layout.outer_order)[...] = decoded
         change.put_into(chunk)
-        return chunk
+        return chunk.transpose(layout.outer_order)
 
     def _payloads(
         self, batch: list[tuple[Region, Bytes | None, Change]]
@@ -237,17 +266,18 @@ class Encoder:
         return [payloads[i] for i in range(len(batch))]
 
     def _encoded(self, chunks: list[NDArray[Any]]) -> list[Bytes | None]:
-        """Bytes of inner chunks; None for inner chunks that need not be stored."""
-        layout = self.source.layout
+        """Bytes of inner chunks in stored axes; None for what need not be stored."""
+        fill_value = self.source.layout.fill_value
         keeps_empty = self.options.write_empty_chunks
         kept = [
             i
             for i, chunk in enumerate(chunks)
-            if keeps_empty or not is_fill(chunk, layout.fill_value)
+            if keeps_empty or not is_fill(chunk, fill_value)
         ]
-        turned = [chunks[i].transpose(layout.outer_order) for i in kept]
         encoded: list[Bytes | None] = [None] * len(chunks)
-        payloads = self._chunks.encode(turned, self.source.options.threads)
+        payloads = self._chunks.encode(
+            [chunks[i] for i in kept], self.source.options.threads
+        )
         for i, payload in zip(kept, payloads, strict=True):
             encoded[i] = payload
         return encoded

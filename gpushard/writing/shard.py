@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -98,10 +99,17 @@ class Region:
 
     def entry(self, cell: Cell) -> int:
         """Entry of the index for the inner chunk at `cell` of the grid."""
-        entry = 0
-        for n, axis in zip(self.index_shape, self.sharding.axis_order, strict=True):
-            entry = entry * n + cell[axis]
-        return entry
+        return sum(map(mul, cell, self.entry_strides))
+
+    @cached_property
+    def entry_strides(self) -> Shape:
+        """Entries from an inner chunk to the next along each axis of the array."""
+        strides, stride = [0] * len(self.shape), 1
+        order = zip(self.index_shape, self.sharding.axis_order, strict=True)
+        for n, axis in reversed([*order]):
+            strides[axis] = stride
+            stride *= n
+        return tuple(strides)
 
     def inner(self, cell: Cell) -> Region:
         """Region of the inner chunk at `cell` of the grid."""
@@ -197,9 +205,10 @@ def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
         return bool(np.all(chunk == fill_value))
     if not chunk.size:
         return True
-    fill = np.frombuffer(fill_value.tobytes(), np.uint8)
+    stored = fill_value.tobytes()
     # A scalar of text lacks the zeros behind its last character.
-    if chunk.flat[:1].tobytes() != fill.tobytes():
+    if chunk.flat[:1].tobytes() != stored:
         return False
+    fill = np.frombuffer(stored, np.uint8)
     elements = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
     return bool(np.all(elements.reshape(-1, len(fill)) == fill))

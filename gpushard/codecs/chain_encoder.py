@@ -1,9 +1,8 @@
-"""Inner chunks -> bytes, through zarr's own codec objects."""
+"""Inner chunks -> bytes, by compressors' own functions or zarr's codec objects."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 from gpushard.codecs.bytes import stored_elements
+from gpushard.codecs.compressing import compressor
 from gpushard.codecs.zarr_objects import (
     codec_object,
     elements_spec,
@@ -37,15 +37,20 @@ class _Step(NamedTuple):
     Attributes
     ----------
     codec
-        zarr's object; None for structs, which become their bytes in `stored` form.
+        zarr's object; None for structs, which become their bytes.
     array
         What it gets.
+    own
+        Function that encodes without zarr's object; None if there is none.
+    takes_bytes
+        Whether it gets bytes, not elements.
     """
 
     spec: CodecSpec
     codec: Any
     array: Any
-    stored: np.dtype[Any] | None
+    own: Callable[[NDArray[Any]], NDArray[Any]] | None
+    takes_bytes: bool
 
     @property
     def runs_here(self) -> bool:
@@ -54,33 +59,53 @@ class _Step(NamedTuple):
         From zarr 3.2 on most codecs can (`zarr.abc.codec.SupportsSyncCodec`).
         """
         can = hasattr(self.codec, "_encode_sync")
-        return self.codec is None or (
+        return self.own is not None or (
             can and getattr(self.codec, "_sync_capable", True)
         )
 
-    def encode_here(self, item: Any) -> Any:
-        """One buffer, encoded in the calling thread; None stays None."""
-        if item is None:
-            return None
-        if self.codec is None:
-            return _plain_bytes(item, self.stored)
-        with _encoding(self.spec):
-            return self.codec._encode_sync(self._readied(item), self.array)  # noqa: SLF001 - the protocol names it so
+    def encode_here(self, item: NDArray[Any]) -> NDArray[Any] | None:
+        """One array, encoded in the calling thread; None if nothing is stored."""
+        try:
+            if self.own is not None:
+                return self.own(item)
+            encoded = self.codec._encode_sync(self._buffer(item), self.array)  # noqa: SLF001 - the protocol names it so
+        except Exception as error:
+            raise self._refused(error) from error
+        return None if encoded is None else encoded.as_numpy_array()
 
-    def encode(self, batch: list[Any]) -> list[Any]:
-        """Buffers, encoded together in zarr's threads."""
-        if self.codec is None:
-            return [_plain_bytes(item, self.stored) for item in batch]
-        pairs = [(self._readied(item), self.array) for item in batch]
-        with _encoding(self.spec):
-            return list(sync(self.codec.encode(pairs)))
+    def encode(self, batch: list[NDArray[Any] | None]) -> list[NDArray[Any] | None]:
+        """Arrays, encoded together in zarr's threads; None stays None."""
+        try:
+            if self.own is not None:
+                return [None if item is None else self.own(item) for item in batch]
+            pairs = [
+                (None if item is None else self._buffer(item), self.array)
+                for item in batch
+            ]
+            encoded = sync(self.codec.encode(pairs))
+        except Exception as error:
+            raise self._refused(error) from error
+        return [None if one is None else one.as_numpy_array() for one in encoded]
 
-    def _readied(self, item: Any) -> Any:
-        is_numcodecs = self.spec.name.startswith("numcodecs.")
-        return _in_c_order(item) if is_numcodecs else item
+    def _buffer(self, item: Any) -> Any:
+        if self.takes_bytes:
+            data: Any = as_bytes(item)  # zarr's ArrayLike is narrower
+            return cpu.Buffer.from_array_like(data)
+        # numcodecs assumes C order without looking at the layout.
+        if self.spec.name.startswith("numcodecs."):
+            item = np.asarray(item, order="C")
+        return cpu.NDBuffer.from_numpy_array(item)
+
+    def _refused(self, error: Exception) -> UnsupportedError:
+        return UnsupportedError(
+            f"the values cannot be encoded, the codec says: {error}",
+            codec=self.spec.name,
+            json_path=self.spec.json_path,
+            hint="check that the values fit the array's codecs",
+        )
 
 
-class ZarrEncoder:
+class ChainEncoder:
     """A codec chain, ready to encode arrays.
 
     The encoder may be called from several threads at once. Structs become bytes here,
@@ -90,10 +115,10 @@ class ZarrEncoder:
 
     def __init__(self, chain: CodecChain, elements: Elements) -> None:
         self._specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
+        self._n_array_array = len(chain.array_array)
         self._struct: np.dtype[Any] | None = None
         if elements.dtype.names is not None and chain.array_bytes.name == "bytes":
-            stored = stored_elements(chain.array_bytes, elements.dtype)
-            self._struct = stored.view_dtype
+            self._struct = elements.dtype
             elements = replace(elements, data_type_json=_opaque(elements.dtype))
         self._codecs = tuple(
             None
@@ -124,14 +149,14 @@ class ZarrEncoder:
         UnsupportedError
             A codec cannot encode these values.
         """
-        if not arrays:
+        if not len(arrays):
             return []
         steps = self._steps(arrays[0].shape)
         if all(step.runs_here for step in steps):
             is_large = arrays[0].nbytes >= _LARGE_NBYTES
             encode = partial(_encoded_here, steps)
             return run_side_by_side(encode, arrays, n_threads if is_large else 1)
-        data: list[Any] = [cpu.NDBuffer.from_numpy_array(array) for array in arrays]
+        data: list[NDArray[Any] | None] = list(arrays)
         for step in steps:
             data = step.encode(data)
         return [None if item is None else as_bytes(item) for item in data]
@@ -142,9 +167,16 @@ class ZarrEncoder:
         if steps and fitted_shape == shape:
             return steps
         steps, array = [], replace(self._array, shape=shape)
-        for spec, unfitted in zip(self._specs, self._codecs, strict=True):
-            codec = None if unfitted is None else fit(spec, unfitted, array)
-            steps.append(_Step(spec, codec, array, self._struct))
+        for i, (spec, unfitted) in enumerate(
+            zip(self._specs, self._codecs, strict=True)
+        ):
+            codec: Any = None if unfitted is None else fit(spec, unfitted, array)
+            own = None
+            if i > self._n_array_array:
+                own = compressor(spec, codec.to_dict().get("configuration", {}))
+            elif i == self._n_array_array and spec.name == "bytes":
+                own = _to_bytes(spec, self._struct or array.dtype.to_native_dtype())
+            steps.append(_Step(spec, codec, array, own, i > self._n_array_array))
             if codec is not None:
                 array = encoded_spec(spec, codec, array)
         self._fitted = shape, steps
@@ -152,8 +184,10 @@ class ZarrEncoder:
 
 
 def _encoded_here(steps: Sequence[_Step], array: NDArray[Any]) -> Bytes | None:
-    item: Any = cpu.NDBuffer.from_numpy_array(array)
+    item: NDArray[Any] | None = array
     for step in steps:
+        if item is None:
+            return None
         item = step.encode_here(item)
     return None if item is None else as_bytes(item)
 
@@ -161,19 +195,20 @@ def _encoded_here(steps: Sequence[_Step], array: NDArray[Any]) -> Bytes | None:
 def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     """`data` through bytes-to-bytes codecs, in encoding order."""
     byte = Elements(np.dtype(np.uint8), "uint8", 0, np.zeros((), np.uint8))
-    stored: Any = data  # zarr's ArrayLike is narrower
-    buffer: Any = cpu.Buffer.from_array_like(stored)
+    encoded: NDArray[Any] | None = data
     for spec in specs:
         array = replace(elements_spec(spec, byte), shape=(1,))
         codec = fit(spec, codec_object(spec), array)
-        (buffer,) = _Step(spec, codec, array, None).encode([buffer])
-    return as_bytes(buffer)
+        (encoded,) = _Step(spec, codec, array, None, True).encode([encoded])
+    if encoded is None:
+        raise AssertionError("an object of no bytes")  # bytes are always stored
+    return as_bytes(encoded)
 
 
-def as_bytes(buffer: Any) -> Bytes:
-    """Bytes of a zarr buffer."""
-    array = np.ascontiguousarray(buffer.as_numpy_array())
-    return array.reshape(-1).view(np.uint8)
+def as_bytes(array: NDArray[Any]) -> Bytes:
+    """The elements of an array one after the other, in C order."""
+    flat: NDArray[Any] = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint8)
 
 
 def _opaque(dtype: np.dtype[Any]) -> Any:
@@ -182,32 +217,15 @@ def _opaque(dtype: np.dtype[Any]) -> Any:
     return {"name": "raw_bytes", "configuration": configuration}
 
 
-def _plain_bytes(item: Any, stored: np.dtype[Any] | None) -> Any:
-    """Buffer of elements in stored form, one after the other in C order."""
-    elements = np.ascontiguousarray(item.as_numpy_array(), stored)
-    data: Any = elements.reshape(-1).view(np.uint8)  # zarr's ArrayLike is narrower
-    return cpu.Buffer.from_array_like(data)
+def _to_bytes(
+    spec: CodecSpec, dtype: np.dtype[Any]
+) -> Callable[[NDArray[Any]], Bytes] | None:
+    """The codec "bytes" for elements of `dtype`; None if NumPy has no such cast."""
+    stored = stored_elements(spec, dtype)
+    if not stored.is_castable or not dtype.itemsize:
+        return None
 
+    def encode(array: NDArray[Any]) -> Bytes:
+        return as_bytes(np.ascontiguousarray(array, stored.view_dtype))
 
-def _in_c_order(item: Any) -> Any:
-    """Elements in C order; numcodecs assumes it without looking at the layout."""
-    if item is None or not isinstance(item, cpu.NDBuffer):
-        return item
-    array = item.as_numpy_array()
-    if array.flags.c_contiguous:
-        return item
-    return cpu.NDBuffer.from_numpy_array(array.copy(order="C"))
-
-
-@contextmanager
-def _encoding(spec: CodecSpec) -> Generator[None]:
-    """Say of any error of the block that the codec cannot encode the values."""
-    try:
-        yield
-    except Exception as error:
-        raise UnsupportedError(
-            f"the values cannot be encoded, zarr's codec says: {error}",
-            codec=spec.name,
-            json_path=spec.json_path,
-            hint="check that the values fit the array's codecs",
-        ) from error
+    return encode

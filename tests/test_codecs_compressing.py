@@ -1,0 +1,79 @@
+"""What compressors' own functions encode, zarr's codecs decode."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numcodecs
+import numpy as np
+import pytest
+from zarr.codecs import BloscCodec
+
+from gpushard.codecs.compressing import compressor
+from gpushard.layout import CodecSpec
+
+DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
+
+
+def own(name, **configuration):
+    return compressor(CodecSpec(name, configuration, "$"), configuration)
+
+
+def decoded(name, data, **configuration):
+    return bytes(numcodecs.get_codec({"id": name, **configuration}).decode(data))
+
+
+@pytest.mark.parametrize("name", ["zstd", "numcodecs.zstd"])
+@pytest.mark.parametrize("level", [-7, 0, 3, 22, 40])
+@pytest.mark.parametrize("has_checksum", [True, False])
+def test_zstd_has_the_level_and_checksum_that_numcodecs_gives(
+    name, level, has_checksum
+):
+    encoded = own(name, level=level, checksum=has_checksum)(DATA)
+    peer = numcodecs.Zstd(level=level, checksum=has_checksum).encode(DATA)
+    assert decoded("zstd", encoded) == DATA.tobytes()
+    # The releases of libzstd differ, but hardly in what they find.
+    assert len(encoded) == pytest.approx(len(peer), rel=0.1)
+    # RFC 8878, 3.1.1.1.1: a bit says whether there is a checksum.
+    assert bool(encoded[4] & 4) == has_checksum
+
+
+def test_zstd_without_a_word_on_checksums_has_none():
+    assert not own("numcodecs.zstd", level=1)(DATA)[4] & 4
+
+
+@pytest.mark.parametrize("cname", ["lz4", "lz4hc", "blosclz", "zlib", "zstd"])
+@pytest.mark.parametrize("shuffle", ["noshuffle", "shuffle", "bitshuffle"])
+def test_blosc_has_the_bytes_that_zarrs_codec_gives(cname, shuffle):
+    codec = BloscCodec(
+        cname=cname, shuffle=shuffle, clevel=3, typesize=2, blocksize=1024
+    )
+    encoded = own("blosc", **codec.to_dict()["configuration"])(DATA)
+    assert encoded.tobytes() == bytes(codec._blosc_codec.encode(DATA))
+
+
+@pytest.mark.parametrize("name", ["gzip", "numcodecs.gzip"])
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_gzip_has_its_level_and_tells_no_time(name, level):
+    encoded = own(name, level=level)(DATA)
+    assert decoded("gzip", encoded) == DATA.tobytes()
+    assert (len(encoded) < len(DATA)) == (level > 0)
+    assert not np.any(encoded[4:8])  # RFC 1952: MTIME
+
+
+def test_a_checksum_follows_the_bytes():
+    encoded = own("crc32c")(np.frombuffer(b"123456789", np.uint8))
+    assert encoded.tobytes() == b"123456789" + (0xE3069283).to_bytes(4, "little")
+
+
+def test_other_codecs_are_left_to_zarr():
+    assert own("numcodecs.bz2", level=1) is None
+
+
+def test_threads_have_compressors_of_their_own():
+    encode = own("zstd", level=5, checksum=True)
+    rng = np.random.default_rng(1)
+    blocks = [rng.integers(0, 5, 40_000).astype(np.uint8) for _ in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(encode, blocks))
+    assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]

@@ -1,0 +1,161 @@
+"""Inner chunks that are replaced as a whole are assembled together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.codecs import ShardingCodec, ZstdCodec
+from zarr.codecs import TransposeCodec as Turned
+from zarr.storage import MemoryStore
+
+import gpushard
+from gpushard.layout import GridAxis
+from gpushard.selecting.selection import IndexAxis, SliceAxis
+from gpushard.writing import encode
+from gpushard.writing.regions import Box
+from gpushard.writing.whole_cells import WholeCells, entries_of
+
+
+@st.composite
+def boxes(draw):
+    """A box of slices in a region that is cut into cells, and their grid."""
+    grid, axes = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        cell = draw(st.integers(1, 4))
+        extent = cell * draw(st.integers(1, 4))
+        start = draw(st.integers(0, extent - 1))
+        length = draw(st.integers(1, extent - start))
+        out_step = draw(st.sampled_from([1, -1]))
+        out_start = 0 if out_step > 0 else length - 1
+        grid.append(GridAxis(extent, cell))
+        axes.append(SliceAxis(start, 1, length, out_start, out_step))
+    return Box(tuple(axes)), tuple(grid)
+
+
+@given(boxes(), st.integers(1, 9))
+def test_whole_cells_and_the_rest_are_the_box_element_by_element(drawn, n_most):
+    box, grid = drawn
+    shape = tuple(axis.extent for axis in grid)
+    counts = tuple(axis.n_cells for axis in grid)
+    values = np.arange(1, 1 + np.prod([axis.length for axis in box.axes]))
+    values = values.reshape([axis.length for axis in box.axes])
+    expected, found = np.zeros((2, *shape), int)
+    box.assign(expected, values)
+    whole = WholeCells.of(box, grid)
+    n_covered = sum(
+        part.covers(tuple(axis.cell for axis in grid)) for _, part in box.cells(grid)
+    )
+    if whole is None:
+        assert not n_covered
+        return
+    strides = [int(np.prod(counts[d + 1 :])) for d in range(len(counts))]
+    entries = []
+    for cells in whole.batches(n_most):
+        elements = whole.elements(cells, values)
+        n = int(np.prod(elements.shape[: len(grid)]))
+        assert n <= max(1, n_most)
+        batch = entries_of(cells, strides).tolist()
+        places = np.ndindex(*elements.shape[: len(grid)])
+        for entry, at in zip(batch, places, strict=True):
+            cell = np.unravel_index(entry, counts)
+            place = tuple(
+                slice(axis.start_of(i), axis.start_of(i + 1))
+                for axis, i in zip(grid, cell, strict=True)
+            )
+            found[place] = elements[at]
+        entries += batch
+    assert len(set(entries)) == len(entries) == n_covered
+    for part in whole.rest:
+        for cell, _ in part.cells(grid):
+            assert np.ravel_multi_index(cell, counts) not in entries
+        part.assign(found, values)
+    assert np.array_equal(found, expected)
+
+
+def test_lists_and_steps_have_no_whole_cells_here():
+    grid = (GridAxis(8, 2),)
+    listed = IndexAxis(np.arange(8), np.arange(8))
+    assert WholeCells.of(Box((listed,)), grid) is None
+    assert WholeCells.of(Box((SliceAxis(0, 2, 4),)), grid) is None
+    assert WholeCells.of(Box((SliceAxis(1, 1, 2),)), grid) is None
+
+
+ARRAYS = {
+    "sharded": {"chunks": (2, 4), "shards": (8, 8), "compressors": [ZstdCodec()]},
+    "turned within": {
+        "chunks": (2, 4),
+        "shards": (8, 8),
+        "filters": [Turned(order=(1, 0))],
+    },
+    "turned around": {"turned": True, "chunks": (2, 4), "shards": (8, 8)},
+    "big-endian": {"dtype": ">i2", "chunks": (2, 4), "shards": (8, 8)},
+    "ragged": {"shape": (11, 13), "chunks": (2, 4), "shards": (8, 8)},
+    "fortran values": {"order": "F", "chunks": (4, 2), "shards": (8, 8)},
+}
+# zarr's warning that it cannot read parts of shards around which other codecs are.
+pytestmark = pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+
+REGIONS = [
+    np.s_[...],
+    np.s_[3:, :],
+    np.s_[1:15, 2:14],
+    np.s_[::-1, 13:1:-1],
+    np.s_[4:6, 4:8],
+]
+
+
+def write(about, selection, monkeypatch, *, at_once):
+    about = {"shape": (16, 16), "dtype": "i2", "fill_value": 7, **about}
+    order, turned = about.pop("order", "C"), about.pop("turned", False)
+    store, shape = MemoryStore(), about["shape"]
+    if turned:
+        sharding = ShardingCodec(chunk_shape=(4, 2))
+        about["chunks"] = about.pop("shards")
+        about |= {
+            "filters": [Turned(order=(1, 0))],
+            "serializer": sharding,
+            "compressors": None,
+        }
+    zarr.create_array(store, **about)
+    a = gpushard.open_array(store)
+    base = np.arange(np.prod(shape)).reshape(shape)
+    base[:9, :9] = 7
+    values = np.asarray(base, order=order)[selection]
+    with monkeypatch.context() as patch:
+        if not at_once:
+            patch.setattr(encode.WholeCells, "of", lambda *_: None)
+        a[selection] = values
+    expected = np.full(shape, 7)
+    expected[selection] = values
+    assert np.array_equal(zarr.open_array(store)[...], expected)
+    return {key: value.to_bytes() for key, value in store._store_dict.items()}
+
+
+@pytest.mark.parametrize("selection", REGIONS, ids=str)
+@pytest.mark.parametrize("array", ARRAYS)
+def test_inner_chunks_assembled_together_have_the_same_bytes(
+    array, selection, monkeypatch
+):
+    together, alone = (
+        write(ARRAYS[array], selection, monkeypatch, at_once=at_once)
+        for at_once in (True, False)
+    )
+    assert together == alone
+
+
+def test_only_inner_chunks_at_the_edges_are_assembled_alone(monkeypatch):
+    alone = []
+    assemble = encode.Encoder._chunk
+    monkeypatch.setattr(
+        encode.Encoder, "_chunk", lambda *a: alone.append(a[1]) or assemble(*a)
+    )
+    a = gpushard.create_array(
+        MemoryStore(), shape=(32, 32), dtype="u1", chunks=(4, 4), shards=(32, 32)
+    )
+    a[...] = 1
+    assert not alone
+    a[2:30, 4:30] = 2
+    assert len(alone) == 8 * 7 - 6 * 6
