@@ -35,6 +35,7 @@ def blosc(cname: str, shuffle: str, blocksize: int = 0) -> dict[str, Any]:
 
 ZSTD = codec("zstd", level=3, checksum=False)
 LZ4 = codec("numcodecs.lz4", acceleration=1)
+SHUFFLE = codec("numcodecs.shuffle", elementsize=4)
 CHAINS = {
     "raw": [],
     "crc32c": [CRC],
@@ -43,6 +44,8 @@ CHAINS = {
     "gzip": [codec("gzip", level=5)],
     "zlib": [codec("numcodecs.zlib", level=1)],
     "lz4": [LZ4],
+    "shuffle, zlib": [SHUFFLE, codec("numcodecs.zlib", level=1)],
+    "shuffle, zstd, crc32c": [SHUFFLE, ZSTD, CRC],
     **{
         f"blosc {name} {shuffle} {blocksize}": [blosc(name, shuffle, blocksize)]
         for name, shuffle, blocksize in itertools.product(

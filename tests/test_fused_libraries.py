@@ -244,8 +244,8 @@ DECODER = Decoder(*range(1000, 1000 + len(Decoder._fields)))
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The loops of deflate, and arguments of what they call, which always fails."""
-    from gpushard.fused import loops
+    """The steps of deflate, and arguments of what they call, which always fails."""
+    from gpushard.fused import decoding
 
     calls = []
 
@@ -254,29 +254,29 @@ def asked(monkeypatch):
         return -1
 
     for name in ("call_reset", "call_inflate", "call_libdeflate"):
-        monkeypatch.setattr(loops.calls, name, call)
-    monkeypatch.setattr(loops.calls, "load_32", None)  # there is nothing to read
-    return loops, calls
+        monkeypatch.setattr(decoding.calls, name, call)
+    monkeypatch.setattr(decoding.calls, "load_32", None)  # there is nothing to read
+    return decoding, calls
 
 
 def test_a_stream_of_more_bytes_than_libz_counts_is_left_to_the_plain_way(asked):
-    loops, calls = asked
-    assert not loops._inflate.py_func(DECODER, 0, 1 << 32, 0)
+    decoding, calls = asked
+    assert not decoding._inflate.py_func(DECODER, 0, 1 << 32, 0)
     assert not calls
-    assert not loops._inflate.py_func(DECODER, 0, (1 << 32) - 1, 0)
+    assert not decoding._inflate.py_func(DECODER, 0, (1 << 32) - 1, 0)
     assert calls == [(DECODER.context,)]
 
 
 def test_nothing_beyond_a_stream_of_a_few_bytes_is_read(asked):
-    loops, calls = asked
+    decoding, calls = asked
     for nbytes in range(4):
-        assert not loops._libdeflate.py_func(DECODER, 0, nbytes, 0)
+        assert not decoding._libdeflate.py_func(DECODER, 0, nbytes, 0)
     assert len(calls) == 4
 
 
 def test_libdeflate_counts_in_the_bytes_ahead_of_the_scratch(asked):
-    loops, calls = asked
-    loops._libdeflate.py_func(DECODER, 0, 0, 0)
+    decoding, calls = asked
+    decoding._libdeflate.py_func(DECODER, 0, 0, 0)
     [(*_, count, _)] = calls
     assert DECODER.scratch - 16 <= count <= DECODER.scratch - 8
 

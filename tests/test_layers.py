@@ -134,6 +134,7 @@ COMPILED = {
     "fused.casts",
     "fused.compiling",
     "fused.copies",
+    "fused.decoding",
     "fused.frames",
     "fused.loops",
     "fused.lz4",

@@ -247,6 +247,7 @@ copy_bytes: Any = _copy_bytes
 stream_128, stream_512 = _stream(16), _stream(64)
 fence: Any = _fence
 claim: Any = _claim
+store_int8, store_int16 = _store(8), _store(16)
 store_int32, store_int64 = _store(32), _store(64)
 store_bool: Any = _store_bool
 _crc32: Any = _crc32_of_8

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpushard.codecs.base import BytesCodec
+from gpushard.codecs.shuffle import ShuffleCodec
 from gpushard.fused.columns import (
     BLOSC,
     BOOL,
@@ -90,6 +93,9 @@ class FusedChain:
         Store of the array, if the loops can read its shards as files; else None.
     planned_files
         The same, if they can also plan such reads; else None.
+    shuffled
+        Bytes of an element if a byte shuffle (`numcodecs.shuffle`) precedes the
+        compressor, or 0.
     """
 
     kind: int
@@ -102,6 +108,7 @@ class FusedChain:
     pace: Pace
     files: LocalStore | None = None
     planned_files: LocalStore | None = None
+    shuffled: int = 0
 
     def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
         """The chain for outputs of `dtype`; None if the loops do not write these."""
@@ -147,20 +154,16 @@ def _find_chain(source: Source) -> FusedChain | None:
     strides, chunk_nbytes = source.element_strides, source.chunk_nbytes
     if strides is None or not 0 < chunk_nbytes <= _LARGEST_NBYTES:
         return None
-    names = [codec.name for codec in source.pipeline.bytes_codecs]
-    has_crc = names[-1:] == [_CRC32C]
-    if has_crc:
-        names.pop()
-    kind = RAW if not names else _KINDS.get(names[0])
+    stream = _stream_of(source.pipeline.bytes_codecs, chunk_nbytes)
     dtype = source.layout.dtype
     change = _change(source.pipeline.stored_dtype, dtype)
-    if kind is None or len(names) > 1 or change is None or len(strides) == 1:
+    if stream is None or change is None or len(strides) == 1:
         return None
-    pace = _PACES[LZ4 if source.layout.chain.decodes_fast else kind]
+    pace = _PACES[LZ4 if source.layout.chain.decodes_fast else stream.kind]
     files = _files_of(source)
     return FusedChain(
-        kind,
-        has_crc,
+        stream.kind,
+        stream.has_crc,
         chunk_nbytes,
         strides[:-1],
         source.pipeline.stored_dtype,
@@ -169,7 +172,32 @@ def _find_chain(source: Source) -> FusedChain | None:
         pace,
         files,
         files if _is_plannable(source) else None,
+        stream.shuffled,
     )
+
+
+class _Stream(NamedTuple):
+    """How bytes are encoded, in the terms of `FusedChain`."""
+
+    kind: int
+    has_crc: bool
+    shuffled: int
+
+
+def _stream_of(codecs: Sequence[BytesCodec], nbytes: int) -> _Stream | None:
+    """Encoding of `nbytes` by these codecs; None if the loops do not know it."""
+    names = [codec.name for codec in codecs]
+    has_crc = names[-1:] == [_CRC32C]
+    if has_crc:
+        names.pop()
+    shuffled = 1
+    if len(names) > 1 and isinstance(codecs[0], ShuffleCodec):
+        shuffled = codecs[0].element_nbytes
+        del names[0]
+    kind = RAW if not names else _KINDS.get(names[0])
+    if kind is None or len(names) > 1 or nbytes % shuffled:
+        return None
+    return _Stream(kind, has_crc, shuffled if shuffled > 1 else 0)
 
 
 def _files_of(source: Source) -> LocalStore | None:

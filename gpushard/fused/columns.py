@@ -144,6 +144,11 @@ class Decoder(NamedTuple):
         Change to elements: `COPY`, `BOOL`, the bytes to reverse (2, 4, 8), or a cast.
     streams
         Whether rows that fill cache lines are written past the cache.
+    shuffled
+        Bytes of an element if streams have the bytes of the same significance side by
+        side, or 0.
+    planes
+        Address of memory for an inner chunk of such bytes, or 0.
     """
 
     kind: int
@@ -163,6 +168,8 @@ class Decoder(NamedTuple):
     out_itemsize: int
     change: int
     streams: int
+    shuffled: int
+    planes: int
 
 
 class Opener(NamedTuple):

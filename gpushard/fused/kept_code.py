@@ -37,7 +37,8 @@ SOURCES = (
         "fused/columns",
         "fused/compiling",
     ),
-    *("fused/copies", "fused/elf", "fused/frames", "fused/loops", "fused/lz4"),
+    *("fused/copies", "fused/decoding", "fused/elf", "fused/frames", "fused/loops"),
+    "fused/lz4",
     *("fused/objects", "fused/planning", "fused/zstd_frames"),
     "fused/kept_code",  # for the layout of the file
 )

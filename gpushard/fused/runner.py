@@ -202,11 +202,16 @@ class BoxPlacer:
         # This object holds the memory: the loops have only addresses.
         if chain.kind != BLOSC:
             widest = BUFFERS_NBYTES if library.part else 0
+        planes_nbytes = chain.chunk_nbytes if chain.shuffled else 0
         if not keeps:
-            self._chunk_room.note_taken(window_nbytes + chain.chunk_nbytes + widest)
+            taken = window_nbytes + chain.chunk_nbytes + widest + planes_nbytes
+            self._chunk_room.note_taken(taken)
         window = _room.buffer("window", window_nbytes, keeps=keeps)
         scratch = _room.buffer("scratch", chain.chunk_nbytes, keeps=keeps)
         staging = _room.buffer("staging", widest, keeps=keeps)
+        held = [window, scratch, staging]
+        if planes_nbytes:
+            held.append(_room.buffer("planes", planes_nbytes, keeps=keeps))
         decoder = Decoder(
             library.decoder,
             int(chain.has_crc),
@@ -225,8 +230,10 @@ class BoxPlacer:
             chain.out_itemsize,
             chain.change,
             self._streams,
+            chain.shuffled,
+            held[-1].address if planes_nbytes else 0,
         )
-        return _Ready(decoder, (window, scratch, staging))
+        return _Ready(decoder, tuple(held))
 
 
 class BoxRunner(BoxPlacer):
