@@ -1,4 +1,4 @@
-"""All arrays of a run, stored ahead by several processes.
+"""All arrays of a run, stored ahead by several processes; and compiled loops.
 
     python -m benchmarks.gpu.prepare --dir DIRECTORY --sizes short
 
@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -51,6 +51,7 @@ def prepare(sizes: Sizes, root: Path) -> int:
         ExitStack() as kept,
         ProcessPoolExecutor(usable_cpu_count(), mp_context=spawn) as pool,
     ):
+        loops = pool.submit(_compile_loops)
         parts = [kept.enter_context(becoming(root / la.slug)) for la in missing]
         begun = [data.begin(la, part) for la, part in zip(missing, parts, strict=True)]
         shards = [
@@ -58,8 +59,8 @@ def prepare(sizes: Sizes, root: Path) -> int:
             for layout, path in zip(missing, begun, strict=True)
             for shard in range(layout.n_shards)
         ]
-        for shard in shards:
-            shard.result()
+        for task in (loops, *shards):
+            task.result()
     for layout in wanted:
         store(layout, root)
     return len(wanted)
@@ -73,6 +74,14 @@ def _fill(layout: Layout, path: Path, root: Path, shard: int) -> None:
     rows = values_of(layout, root)[shard * high : (shard + 1) * high]
     with zarr.config.set({"threading.max_workers": 1}):
         data.fill(path, np.ascontiguousarray(rows), shard * high)
+
+
+def _compile_loops() -> None:
+    """Compile the loops of the host for later processes, as an earlier run has."""
+    with suppress(ImportError):  # without the extra `fast` there are none
+        from gpushard.fused.loading import load
+
+        load()
 
 
 def layouts(sizes: Sizes) -> Iterator[Layout]:
