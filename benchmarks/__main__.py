@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chart, scaling, small, table
+from benchmarks import chart, scaling, small, table, writing
 from benchmarks.configs import CODECS, DATASETS, INNER_NBYTES, KIB, MIB, configs
 from benchmarks.contenders import ALL
 from benchmarks.machine import commit, load, machine
@@ -36,15 +36,15 @@ _FULL = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 when a contender gave other elements than are stored."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["chart"]:
-        return _chart(given[1:])
-    if given[:1] == ["table"]:
-        return _table(given[1:])
-    if given[:1] == ["scaling"]:
-        return _scaling(given[1:])
-    if given[:1] == ["small"]:
-        return _small(given[1:])
-    return _measure(given)
+    commands = {
+        "chart": _chart,
+        "table": _table,
+        "scaling": _scaling,
+        "small": _small,
+        "writing": _writing,
+    }
+    command = commands.get(given[0]) if given else None
+    return _measure(given) if command is None else command(given[1:])
 
 
 def _say(text: str) -> None:
@@ -104,6 +104,21 @@ def _small(arguments: list[str]) -> int:
     return 0
 
 
+def _writing(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks writing")
+    add = parser.add_argument
+    add("--nbytes", type=int, default=writing.DEFAULT_NBYTES)
+    add("--inner", nargs="+", type=int, choices=INNER_NBYTES, default=INNER_NBYTES)
+    add("--codecs", nargs="+", choices=CODECS, default=CODECS)
+    add("--repetitions", type=int, default=writing.REPETITIONS)
+    add("--out", type=Path, help="result file")
+    given = parser.parse_args(arguments)
+    result = writing.measure(given.nbytes, given.inner, given.codecs, given.repetitions)
+    _keep(result, given.out)
+    _say(writing.render(result))
+    return 0
+
+
 def _keep(result: dict[str, Any], out: Path | None) -> None:
     """Write a result to a file, with the date, if one is asked for."""
     if out is not None:
@@ -115,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure gpushard beside its CPU peers.",
-        epilog="See also: chart, table, scaling, small.",
+        epilog="See also: chart, table, scaling, small, writing.",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="part of the table, under two minutes")

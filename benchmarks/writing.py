@@ -1,0 +1,186 @@
+"""How long whole arrays take to write, beside zarr-python, zarrs and tensorstore.
+
+``python -m benchmarks writing`` lets each contender write the same elements into a new
+array, in turns. The first write of each is not timed: zarr-python reads the array and
+compares. gpushard and tensorstore wait until the disk has the bytes; zarr-python does
+not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gpushard
+from benchmarks import data
+from benchmarks.configs import MIB, Config, configs
+from benchmarks.machine import commit, load, machine
+
+DEFAULT_NBYTES = 16 * MIB
+REPETITIONS = 5
+OURS = "gpushard"
+_PIPELINE = "zarr.core.codec_pipeline."
+
+Row = dict[str, Any]
+Values = NDArray[Any]
+Write = Callable[[Path, Values], None]
+
+
+def _gpushard(path: Path, values: Values) -> None:
+    gpushard.open_array(path, device="cpu")[...] = values
+
+
+def _zarr(pipeline: str) -> Write:
+    def write(path: Path, values: Values) -> None:
+        import zarr
+
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
+            zarr.open_array(str(path), mode="r+")[...] = values
+
+    return write
+
+
+def _zarrs() -> Write:
+    importlib.import_module("zarrs")  # registers its pipeline
+    return _zarr("zarrs.ZarrsCodecPipeline")
+
+
+def _tensorstore() -> Write:
+    tensorstore: Any = importlib.import_module("tensorstore")
+
+    def write(path: Path, values: Values) -> None:
+        kvstore = {"driver": "file", "path": f"{path}/"}
+        spec = {"driver": "zarr3", "kvstore": kvstore}
+        tensorstore.open(spec, open=True).result().write(values).result()
+
+    return write
+
+
+_MAKERS: dict[str, Callable[[], Write]] = {
+    OURS: lambda: _gpushard,
+    "zarr": lambda: _zarr(f"{_PIPELINE}BatchedCodecPipeline"),
+    "zarr fused": lambda: _zarr(f"{_PIPELINE}FusedCodecPipeline"),
+    "zarrs": _zarrs,
+    "tensorstore": _tensorstore,
+}
+
+
+def measure(
+    nbytes: int,
+    inner_nbytes: Sequence[int],
+    codecs: Sequence[str],
+    repetitions: int = REPETITIONS,
+) -> dict[str, Any]:
+    """Least wall times of each contender, with the machine they were taken on.
+
+    A contender that is missing, or cannot write an array, has no time in its row.
+    """
+    before, writers, rows = load(), _writers(), list[Row]()
+    for config in configs(("field",), tuple(inner_nbytes), tuple(codecs), nbytes):
+        values = data.generate(config.dataset, config.shape)
+        rows.append(_row(config, values, writers, repetitions))
+    packages = ("zarr", "zarrs", "tensorstore")
+    return {
+        "commit": commit(),
+        "machine": machine(),
+        "load": [before, load()],
+        "versions": {name: version(name) for name in packages if name in writers},
+        "rows": rows,
+    }
+
+
+def _writers() -> dict[str, Write]:
+    found: dict[str, Write] = {}
+    for name, make in _MAKERS.items():
+        try:
+            found[name] = make()
+        except ImportError:
+            continue
+    return found
+
+
+def _row(
+    config: Config, values: Values, writers: dict[str, Write], repetitions: int
+) -> Row:
+    walls: dict[str, list[float]] = {}
+    for name, write in writers.items():
+        try:
+            _written(config, values, write, compares=True)
+        except (ValueError, NotImplementedError, AttributeError):
+            continue  # no such codec, or no such pipeline
+        walls[name] = []
+    for _ in range(repetitions):
+        for name, taken in walls.items():
+            taken.append(_written(config, values, writers[name]))
+    return {
+        "inner_nbytes": config.inner_nbytes,
+        "codec": config.codec,
+        "nbytes": values.nbytes,
+        "wall_ms": {name: min(taken) * 1e3 for name, taken in walls.items()},
+    }
+
+
+def _written(
+    config: Config, values: Values, write: Write, *, compares: bool = False
+) -> float:
+    """Seconds that a write into a new array takes."""
+    root = Path(tempfile.mkdtemp())
+    try:
+        path = data.begin(config, root)
+        start = time.perf_counter()
+        write(path, values)
+        seconds = time.perf_counter() - start
+        if compares:
+            _refuse_other(path, values)
+        return seconds
+    finally:
+        shutil.rmtree(root)
+
+
+def _refuse_other(path: Path, values: Values) -> None:
+    import zarr
+
+    with zarr.config.set({"codec_pipeline.path": f"{_PIPELINE}BatchedCodecPipeline"}):
+        found = zarr.open_array(str(path), mode="r")[...]
+    if not np.array_equal(np.asarray(found), values):
+        message = f"{path.name}: zarr-python reads other elements than were written"
+        raise RuntimeError(message)
+
+
+def ratio(row: Row) -> float | None:
+    """The best peer's time over gpushard's; None without a peer."""
+    walls = dict(row["wall_ms"])
+    ours = walls.pop(OURS)
+    return min(walls.values()) / ours if walls else None
+
+
+def render(result: dict[str, Any]) -> str:
+    """The rows as text, with the ratio to the best peer."""
+    names = list(_MAKERS)
+    head = "".join(f"{name:>13}" for name in names)
+    ratios = [found for found in map(ratio, result["rows"]) if found is not None]
+    lines = [f"{'ms':18}{head}{'best / ours':>13}", *map(_line, result["rows"])]
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        lines.append(f"geometric mean of {len(ratios)} rows: {mean:.2f}")
+    return "\n".join(lines)
+
+
+def _line(row: Row) -> str:
+    size, walls = f"{row['inner_nbytes'] // 1024}K", row["wall_ms"]
+    times = "".join(
+        f"{walls[name]:13.1f}" if name in walls else f"{'':13}" for name in _MAKERS
+    )
+    found = ratio(row)
+    told = "" if found is None else f"{found:13.2f}"
+    return f"{size:>6} {row['codec']:11}{times}{told}"

@@ -1,0 +1,51 @@
+"""What the benchmark of writing compares, and what it says."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import zarr
+
+from benchmarks import __main__ as command
+from benchmarks import writing
+from benchmarks.configs import KIB
+
+FEW = ["--nbytes", str(128 * KIB), "--inner", str(4 * KIB), "--repetitions", "1"]
+
+
+def test_contenders_write_what_zarr_reads(tmp_path, capsys):
+    out = tmp_path / "writing.json"
+    asked = [*FEW, "--codecs", "zstd", "none", "--out", str(out)]
+    assert command.main(["writing", *asked]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["codec"] for row in rows] == ["zstd", "none"]
+    present = set(writing._writers())
+    for row in rows:
+        assert set(row["wall_ms"]) <= present
+        assert {"gpushard", "zarr"} <= set(row["wall_ms"])
+    told = capsys.readouterr().out
+    assert "4K zstd" in told
+    assert "geometric mean of 2 rows" in told
+
+
+def test_a_contender_that_writes_something_else_is_caught(monkeypatch):
+    def spoiled(path, values):
+        zarr.open_array(str(path), mode="r+")[...] = np.zeros_like(values)
+
+    monkeypatch.setitem(writing._MAKERS, "gpushard", lambda: spoiled)
+    with pytest.raises(RuntimeError, match="other elements than were written"):
+        command.main(["writing", *FEW, "--codecs", "none"])
+
+
+def test_a_peer_that_is_faster_has_a_ratio_below_one():
+    row = {
+        "inner_nbytes": 4 * KIB,
+        "codec": "none",
+        "wall_ms": {"gpushard": 4.0, "zarr": 8.0, "tensorstore": 2.0},
+    }
+    assert writing.ratio(row) == 0.5
+    assert writing.ratio({"wall_ms": {"gpushard": 4.0}}) is None
+    text = writing.render({"rows": [row]})
+    assert text.splitlines()[1].split() == ["4K", "none", "4.0", "8.0", "2.0", "0.50"]
