@@ -46,9 +46,12 @@ class DeviceArray(NDArrayOperatorsMixin):
         return _lifted(func(*_lowered(args), **kwargs))
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        if any(isinstance(value, list) for value in inputs):
+            raise TypeError("Unsupported type list")
         if out is not None:
             (target,) = out
-            target._of = getattr(ufunc, method)(*_lowered(inputs), **kwargs)
+            found = getattr(ufunc, method)(*_lowered(inputs), **kwargs)
+            target._of = np.asarray(found, target.dtype)
             return target
         return _lifted(getattr(ufunc, method)(*_lowered(inputs), **kwargs))
 
@@ -69,7 +72,9 @@ def _lowered(values):
 
 
 def _lifted(value):
-    return DeviceArray(value) if isinstance(value, np.ndarray) else value
+    # CuPy gives arrays of no dimension where NumPy gives scalars.
+    is_array = isinstance(value, np.ndarray | np.generic)
+    return DeviceArray(np.asarray(value)) if is_array else value
 
 
 class Device(EmulatedDevice):
@@ -87,8 +92,11 @@ def stored(tmp_path_factory):
         ("packed", {"scale_factor": 0.5, "add_offset": 2.0, "_FillValue": -7}),
         ("both", {"_FillValue": 4, "missing_value": [4, 4], "coordinates": "lag"}),
         ("plain", {"units": "m"}),
+        ("lists", {"scale_factor": [0.5], "add_offset": [3.0], "_FillValue": 4}),
+        ("absurd", {"missing_value": "4"}),
         ("lag", {}),
         ("date", {"units": "hours since 2000-01-01"}),
+        ("span", {"units": "hours", "missing_value": 4}),
         ("unsigned", {"_Unsigned": "true", "_FillValue": -1}),
     ):
         dims = ("y", "x")
@@ -105,15 +113,18 @@ def stored(tmp_path_factory):
     return place
 
 
+def opened_device():
+    add_to_xarray()
+    return Device(Kernels(), load_standin())
+
+
 @pytest.fixture(scope="module")
 def both(stored):
-    add_to_xarray()
-    device = Device(Kernels(), load_standin())
-    ours = xr.open_dataset(stored, engine="gpushard", device=device)
+    ours = xr.open_dataset(stored, engine="gpushard", device=opened_device())
     return ours, xr.open_dataset(stored, engine="zarr", consolidated=False)
 
 
-@pytest.mark.parametrize("name", ["packed", "both", "plain"])
+@pytest.mark.parametrize("name", ["packed", "both", "plain", "lists", "absurd"])
 def test_data_variables_are_decoded_where_they_come_out(both, name):
     got, want = (dataset[name] for dataset in both)
     assert got.dtype == want.dtype
@@ -124,12 +135,72 @@ def test_data_variables_are_decoded_where_they_come_out(both, name):
         assert_same_bits(data.get(), want.isel(part).values)
 
 
-@pytest.mark.parametrize("name", ["x", "lag", "date", "unsigned"])
+@pytest.mark.parametrize("name", ["x", "lag", "date", "span", "unsigned"])
 def test_coordinates_times_and_what_only_numpy_decodes_stay_on_the_host(both, name):
     got, want = (dataset[name] for dataset in both)
     assert isinstance(got.data, np.ndarray)
     assert_same_bits(got.values, want.values)
     assert (name in both[0].coords) == (name in both[1].coords)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill_value", "stored_values"),
+    [
+        ("f4", -999.9, [-999.9, 1]),  # no float32 equals this fill value
+        ("f8", -999.9, [-999.9, 1]),
+        ("i8", 2**53 + 1, [2**53, 2**53 + 1, 1]),  # both are this float64
+        ("u8", 2**64 - 1, [2**64 - 1, 1]),
+        ("u1", 255, [255, 1]),
+        ("i1", 255, [-1, 1]),
+        ("c8", 7, [7, 1]),
+    ],
+)
+def test_fill_values_mask_the_elements_that_they_mask_on_the_host(
+    dtype, fill_value, stored_values, tmp_path
+):
+    zarr.open_group(tmp_path).create_array(
+        "a",
+        data=np.array(stored_values, dtype),
+        attributes={"missing_value": fill_value},
+        dimension_names=["x"],
+    )
+    ours = xr.open_dataset(tmp_path, engine="gpushard", device=opened_device()).a
+    want = xr.open_dataset(tmp_path, engine="zarr", consolidated=False).a
+    assert ours.dtype == want.dtype
+    assert isinstance(ours.data, DeviceArray)
+    assert_same_bits(ours.data.get(), want.values)
+
+
+def test_a_decoding_can_be_switched_off_for_one_variable(stored):
+    how = {"mask_and_scale": {"packed": False}}
+    ours = xr.open_dataset(stored, engine="gpushard", device=opened_device(), **how)
+    want = xr.open_dataset(stored, engine="zarr", consolidated=False, **how)
+    for name in ("packed", "both"):
+        assert isinstance(ours[name].data, DeviceArray)
+        assert ours[name].attrs == want[name].attrs
+        assert_same_bits(ours[name].data.get(), want[name].values)
+
+
+def test_what_new_memory_holds_does_not_decide_how_scalars_are_decoded(
+    tmp_path, monkeypatch
+):
+    made = zarr.open_group(tmp_path).create_array(
+        "a", shape=(), dtype="i8", attributes={"units": "hours since 2000-01-01"}
+    )
+    made[...] = 7
+    empty = np.empty
+
+    def full_of_hours(*args, **kwargs):
+        memory = empty(*args, **kwargs)
+        if memory.dtype == np.int64:
+            memory.fill(2**63 - 1)  # too many hours for any date
+        return memory
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "empty", full_of_hours)
+        ours = xr.open_dataset(tmp_path, engine="gpushard", device=opened_device())
+    want = xr.open_dataset(tmp_path, engine="zarr", consolidated=False)
+    assert_same_bits(ours.a.values, want.a.values)
 
 
 def test_packed_winds_of_the_sample_are_scaled_on_the_device_to_the_same_bits():
@@ -146,8 +217,7 @@ def test_packed_winds_of_the_sample_are_scaled_on_the_device_to_the_same_bits():
 
 
 def test_the_host_is_the_default_where_there_is_a_device_too(stored, monkeypatch):
-    add_to_xarray()
-    device = Device(Kernels(), load_standin())
+    device = opened_device()
     monkeypatch.setattr(find, "_usable_gpu", lambda process: find.Found(device))
     kinds = [
         type(xr.open_dataset(stored, engine="gpushard", **how).packed.data)
@@ -157,7 +227,6 @@ def test_the_host_is_the_default_where_there_is_a_device_too(stored, monkeypatch
 
 
 def test_nothing_is_read_before_it_is_asked_for(stored):
-    add_to_xarray()
-    device = Device(Kernels(), load_standin())
+    device = opened_device()
     xr.open_dataset(stored, engine="gpushard", device=device)
     assert device.n_calls == 0

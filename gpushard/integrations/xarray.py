@@ -17,7 +17,12 @@ from gpushard.array import Array
 from gpushard.errors import MetadataError, OptionError, naming
 from gpushard.formats.v2 import DIMENSION_NAMES
 from gpushard.group import Group, all_groups, open_group
-from gpushard.integrations.xarray_arrays import CfDecoding, DecodedArray, LazyArray
+from gpushard.integrations.xarray_arrays import (
+    FILL_VALUES,
+    CfDecoding,
+    DecodedArray,
+    LazyArray,
+)
 from gpushard.options import DEFAULT, Options
 
 if TYPE_CHECKING:
@@ -40,6 +45,9 @@ _PARAMETERS = (
     "options",
     "consolidated",
 )
+_ABOUT_VALUES = ("mask_and_scale", "decode_times", "decode_timedelta", "use_cftime")
+# Attributes of what xarray decodes with NumPy only.
+_FOR_NUMPY = {"_Unsigned", "dtype"}
 # What a device can hold and compute with.
 _NUMBERS = "biufc"
 
@@ -189,29 +197,46 @@ class _GroupStore(AbstractDataStore):
     def _variable(self, name: str, array: Array, *, on_host: bool) -> Variable:
         dimensions, attributes = _dimensions(array), _attributes(array)
         encoding = _encoding(array, dimensions)
-        if array.device == "cpu":
-            lazy = LazilyIndexedArray(LazyArray(array))
-            return Variable(dimensions, lazy, attributes, encoding)
-        # How xarray decodes no elements shows how it would decode all.
-        empty = np.empty((0,) * array.ndim, array.dtype)
-        probe = conventions.decode_cf_variable(
-            name, Variable(dimensions, empty, attributes), **self._probing
-        )
-        is_number = array.dtype.kind in _NUMBERS and probe.dtype.kind in _NUMBERS
-        if on_host or not is_number or {"_Unsigned", "dtype"} & attributes.keys():
+        probe = None if on_host else self._probe(name, array, dimensions, attributes)
+        if probe is None:
             lazy = LazilyIndexedArray(LazyArray(Array(array.source)))
             return Variable(dimensions, lazy, attributes, encoding)
         packed = LazyArray(array)
         decoding = CfDecoding.of(probe.dtype, probe.encoding)
-        data = DecodedArray(packed, decoding) if decoding.changes_values else packed
-        encoding = {**probe.encoding, **encoding}
-        return Variable(dimensions, LazilyIndexedArray(data), probe.attrs, encoding)
+        changes = decoding.changes(array.dtype)
+        data = LazilyIndexedArray(DecodedArray(packed, decoding) if changes else packed)
+        return Variable(dimensions, data, probe.attrs, {**probe.encoding, **encoding})
 
-    @property
-    def _probing(self) -> dict[str, Any]:
-        """The parameters of the decoding that concern values."""
-        names = ("mask_and_scale", "decode_times", "decode_timedelta", "use_cftime")
-        return {n: self._decoding[n] for n in names if n in self._decoding}
+    def _probe(
+        self,
+        name: str,
+        array: Array,
+        dimensions: tuple[str, ...],
+        attributes: dict[str, Any],
+    ) -> Variable | None:
+        """A variable without elements, decoded; None if the host has to decode it."""
+        is_number = array.dtype.kind in _NUMBERS
+        if array.device == "cpu" or not is_number or _FOR_NUMPY & attributes.keys():
+            return None
+        # How xarray decodes no elements, or one zero, shows how it would decode all.
+        nothing = np.zeros((0,) * array.ndim, array.dtype)
+        probe = conventions.decode_cf_variable(
+            name, Variable(dimensions, nothing, attributes), **self._decoding_of(name)
+        )
+        # Integers with missing values are times, whether they are decoded or not.
+        is_masked = any(fill in probe.encoding for fill in FILL_VALUES)
+        return probe if probe.dtype.kind in ("fc" if is_masked else _NUMBERS) else None
+
+    def _decoding_of(self, name: str) -> dict[str, Any]:
+        """The parameters of the decoding that concern the values of a variable."""
+        given: dict[str, Any] = {}
+        for parameter in _ABOUT_VALUES:
+            value = self._decoding.get(parameter)
+            if isinstance(value, Mapping):
+                value = value.get(name)
+            if value is not None:
+                given[parameter] = value
+        return given
 
 
 def _referred_to(attributes: Mapping[str, Any]) -> Iterator[str]:

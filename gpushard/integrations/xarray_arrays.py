@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from xarray.core import indexing
 
 from gpushard.array import Array
 from gpushard.selecting import expressions
+
+FILL_VALUES = ("_FillValue", "missing_value")
+"""Attributes that name packed values of missing elements."""
 
 
 class _Awaitable(BackendArray):
@@ -60,41 +63,59 @@ class CfDecoding:
     Attributes
     ----------
     fill_values
-        Packed values that mean a missing value.
+        Values of `dtype` that mean a missing value.
     scale_factor, add_offset
         A physical value is the packed one times `scale_factor` plus `add_offset`; None
         if not given.
     """
 
     dtype: np.dtype[Any]
-    fill_values: tuple[Any, ...]
+    fill_values: tuple[np.generic, ...]
     scale_factor: Any
     add_offset: Any
 
     @classmethod
     def of(cls, dtype: np.dtype[Any], encoding: Mapping[str, Any]) -> CfDecoding:
         """Decoding to `dtype`, from a variable's encoding as xarray keeps it."""
-        given = [encoding.get(name) for name in ("_FillValue", "missing_value")]
-        fills = tuple(v for g in given if g is not None for v in np.ravel(g).tolist())
-        factor, offset = encoding.get("scale_factor"), encoding.get("add_offset")
-        return cls(dtype, tuple(dict.fromkeys(fills)), factor, offset)
+        given = [encoding.get(name) for name in FILL_VALUES]
+        fills = tuple(v for g in given if g is not None for v in _elements(g, dtype))
+        factor, offset = (
+            None if v is None else np.asarray(v).item()
+            for v in map(encoding.get, ("scale_factor", "add_offset"))
+        )
+        return cls(dtype, fills, factor, offset)
 
-    @property
-    def changes_values(self) -> bool:
-        """Whether there is anything to decode."""
+    def changes(self, dtype: np.dtype[Any]) -> bool:
+        """Whether there is anything to decode in values of `dtype`."""
         given = (self.scale_factor, self.add_offset)
-        return bool(self.fill_values) or any(g is not None for g in given)
+        packs = bool(self.fill_values) or any(g is not None for g in given)
+        return packs or dtype != self.dtype
 
     def decoded(self, packed: Any) -> Any:
         """Physical values, on the device of `packed`, without a copy to the host."""
         physical = packed.astype(self.dtype)
+        missing = complex(np.nan, np.nan) if self.dtype.kind == "c" else np.nan
+        for fill in self.fill_values:
+            physical[physical == fill] = missing
         if self.scale_factor is not None:
             physical *= self.scale_factor
         if self.add_offset is not None:
             physical += self.add_offset
-        for fill in self.fill_values:
-            physical[packed == fill] = np.nan
         return physical
+
+
+def _elements(given: Any, dtype: np.dtype[Any]) -> Iterator[np.generic]:
+    """Fill values that elements of `dtype` can equal where NumPy compares them.
+
+    As elements, because CuPy would compare a Python number in another precision.
+    """
+    for value in np.ravel(given).tolist():
+        exact = np.asarray(value)
+        if np.can_cast(exact.dtype, dtype, "same_kind"):
+            with np.errstate(over="ignore"):
+                element = exact.astype(dtype)
+            if element == exact:
+                yield dtype.type(element)
 
 
 class DecodedArray(_Awaitable):
