@@ -196,6 +196,23 @@ def test_dimensions_may_be_named_as_xarray_did_before_version_3(tmp_path):
     assert_same_bits(t.values, data)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_the_netcdf_library_notes_for_itself_is_no_attribute(
+    tmp_path, zarr_format
+):
+    notes = {"_NCProperties": "version=2", "_nczarr_attrs": {"types": {}}}
+    named = {"_ARRAY_DIMENSIONS": ["x"]} if zarr_format == 2 else {}
+    made = {} if zarr_format == 2 else {"dimension_names": ["x"]}
+    group = zarr.create_group(
+        tmp_path, zarr_format=zarr_format, attributes={**notes, "title": "t"}
+    )
+    group.create_array(
+        "t", data=np.arange(3), attributes={**named, **notes, "units": "K"}, **made
+    )
+    xr.testing.assert_identical(ours(tmp_path), theirs(tmp_path))
+    assert ours(tmp_path).attrs == {"title": "t"}
+
+
 ELEMENTS = {
     "packed": ("i2", -9, [1, -9, 3, 4], {"scale_factor": 0.5}),
     "named twice": ("i2", -9, [1, -9, 3, 4], {"_FillValue": 3}),

@@ -176,7 +176,7 @@ class _GroupStore(AbstractDataStore):
 
     def get_attrs(self) -> dict[str, Any]:
         """Attributes of the group."""
-        return dict(self._group.attrs)
+        return {k: v for k, v in self._group.attrs.items() if not _is_netcdf_s(k)}
 
     def get_variables(self) -> dict[str, Variable]:
         """A lazy variable for each array, by name."""
@@ -265,8 +265,11 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 
 
 def _attributes(array: Array) -> dict[str, Any]:
-    """Attributes as xarray decodes them, without what only Zarr needs."""
-    attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
+    """Attributes as xarray decodes them, without what only others need."""
+    attributes = dict(array.attrs)
+    if attributes.pop(DIMENSION_NAMES, None) is not None:
+        # Of Zarr v3, which has names of dimensions elsewhere, xarray takes any others.
+        attributes = {k: v for k, v in attributes.items() if not _is_netcdf_s(k)}
     if array.source.layout.fill_is_missing:
         return {**attributes, "_FillValue": array.fill_value}
     fill = attributes.get("_FillValue")
@@ -274,6 +277,11 @@ def _attributes(array: Array) -> dict[str, Any]:
     if isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
         attributes["_FillValue"] = _fill_value_in_base64(fill, array)
     return attributes
+
+
+def _is_netcdf_s(attribute: str) -> bool:
+    """Whether the netCDF library keeps its own notes on an array or group in it."""
+    return attribute.lower().startswith("_nc")
 
 
 def _fill_value_in_base64(spelled: Any, array: Array) -> Any:
