@@ -90,6 +90,18 @@ def test_chunks_of_arrays_without_shards_are_joined(tmp_path):
     assert_same_bits(a.to_dask().compute(), VALUES)
 
 
+def test_chunks_of_text_are_joined_as_if_it_were_short(tmp_path):
+    import dask
+
+    words = np.array([f"word {i}" for i in range(40)], np.dtypes.StringDType())
+    a = stored(tmp_path / "a", words, chunks=4, shards=None)
+    assert a.to_dask().chunks == ((40,),)
+    with dask.config.set({"array.chunk-size": "200B"}):  # 12 elements of 16 bytes
+        lazy = a.to_dask()
+    assert lazy.chunks == ((12, 12, 12, 4),)
+    assert lazy.compute().tolist() == words.tolist()
+
+
 def test_arrays_of_no_dimension_become_dask_arrays(tmp_path):
     zarr.create_array(tmp_path / "a", data=np.float32(2.5))
     assert gpushard.open_array(tmp_path / "a").to_dask().compute() == 2.5

@@ -66,9 +66,9 @@ def _blocks(array: Any, chunks: Any) -> Any:
         chunks = getattr(array, "shards", None) or "auto"
     # dask joins whole chunks to blocks if it knows the chunks.
     known = array.block_shape or None
-    return normalize_chunks(
-        chunks, array.shape, dtype=array.dtype, previous_chunks=known
-    )
+    # dask refuses to estimate the size of text; it is at least that of its elements.
+    sized = np.dtype((np.void, array.dtype.itemsize))
+    return normalize_chunks(chunks, array.shape, dtype=sized, previous_chunks=known)
 
 
 class Handle:
