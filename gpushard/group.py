@@ -14,7 +14,6 @@ from gpushard.errors import (
     MetadataError,
     NoSuchArrayError,
     NotFoundError,
-    OptionError,
     naming,
 )
 from gpushard.hierarchies.documents import GroupDocument, cannot_list, join
@@ -70,18 +69,9 @@ def open_group(
     opened, place = located(store, path, device, storage_options, options)
     if use_consolidated is not None:
         instance(use_consolidated, "use_consolidated", bool)
-    reads_consolidated = use_consolidated is not False
-    with naming(opened, place):
-        with hinting(opened, place):
-            document = load_group(opened, place, reads_consolidated=reads_consolidated)
-        if use_consolidated and not document.is_consolidated:
-            raise OptionError(
-                "the group has no consolidated metadata",
-                expected="use_consolidated=False or None",
-                got="use_consolidated=True",
-                hint="leave the argument out, or run zarr.consolidate_metadata",
-            )
-        return Group(opened, document, device, options, reads_consolidated)
+    with naming(opened, place), hinting(opened, place):
+        document = load_group(opened, place, use_consolidated=use_consolidated)
+    return Group(opened, document, device, options, use_consolidated is not False)
 
 
 class Group(Mapping[str, Array]):
@@ -160,7 +150,9 @@ class Group(Mapping[str, Array]):
             self._refuse_broken(name)
             known = group_below(self._document, name)
             document = known or load_group(
-                self._store, place, reads_consolidated=self._reads_consolidated
+                self._store,
+                place,
+                use_consolidated=None if self._reads_consolidated else False,
             )
         return Group(
             self._store,

@@ -26,6 +26,7 @@ from gpushard.hierarchies.documents import (
     decode_document,
     group_instead,
     join,
+    not_consolidated,
     read_document,
     read_documents,
     unlisted,
@@ -108,15 +109,18 @@ def parse_document(data: bytes, path: str, options: Options) -> ArrayLayout:
 
 
 def load_group(
-    store: Store, path: str, *, reads_consolidated: bool = True
+    store: Store, path: str, *, use_consolidated: bool | None = None
 ) -> GroupDocument:
     """Group at `path` of a store, with what lies directly below it.
 
     Consolidated metadata, which may be older than what they are about, are left alone
-    unless `reads_consolidated`.
+    if `use_consolidated` is False. If it is True, nothing else will do, and a group
+    without them is refused before anything below it is looked for.
 
     Raises
     ------
+    OptionError
+        The group has no consolidated metadata, and `use_consolidated` is True.
     NotFoundError
         There is no metadata document at `path`.
     MetadataError
@@ -129,15 +133,19 @@ def load_group(
     path = path.strip("/")
     document = read_document(store, join(path, _DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
-        return _load_older_group(store, path, document is None, reads_consolidated)
+        return _load_older_group(store, path, document is None, use_consolidated)
     _check_node(document, path, "group")
     try:
         attributes = _attributes_of_group(document)
-        consolidated = _consolidated(document) if reads_consolidated else None
+        consolidated = None
+        if use_consolidated is not False:
+            consolidated = _consolidated(document)
     except GpushardError as error:
         error.add_context(array_path=path)
         raise
     is_consolidated = consolidated is not None
+    if use_consolidated and not is_consolidated:
+        raise not_consolidated(path)
     found = consolidated or _read(store, path)
     if found is None:
         return unlisted(path, attributes)
@@ -159,7 +167,7 @@ def names_in(store: Store, path: str) -> list[str]:
     document = read_document(store, join(path, _DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
         with suppress(NotFoundError):
-            return [*_load_older_group(store, path, document is None, True).children]
+            return [*_load_older_group(store, path, document is None, None).children]
         return []
     if document.get("node_type") != "group":
         return []
@@ -206,18 +214,18 @@ def _attributes_of_group(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _load_older_group(
-    store: Store, path: str, may_be_v2: bool, reads_consolidated: bool
+    store: Store, path: str, may_be_v2: bool, use_consolidated: bool | None
 ) -> GroupDocument:
     """Group of Zarr v2, or of the draft of v3."""
     group = None
     if may_be_v2:
-        group = v2_hierarchy.find_group(
-            store, path, reads_consolidated=reads_consolidated
-        )
+        group = v2_hierarchy.find_group(store, path, use_consolidated=use_consolidated)
     if group is None:
         group = draft_hierarchy.find_group(store, path)
     if group is None:
         raise _absent(store, path)
+    if use_consolidated and not group.is_consolidated:
+        raise not_consolidated(path)
     return group
 
 

@@ -326,24 +326,6 @@ def test_the_engine_has_to_be_asked_for(stored):
     assert not list_engines()["gpushard"].guess_can_open(str(stored))
 
 
-def test_consolidated_metadata_are_demanded_or_declined(stored, tmp_path):
-    zarr.create_array(
-        tmp_path / "a", shape=(2,), dtype="i1", dimension_names=["x"], chunks=(1,)
-    )
-    zarr.open_group(tmp_path, mode="a")
-    for wanted in (None, False):
-        assert "a" in ours(tmp_path, consolidated=wanted)
-    with pytest.raises(OptionError, match="no consolidated metadata"):
-        ours(tmp_path, consolidated=True)
-    with pytest.warns(match="Consolidated metadata"):
-        zarr.consolidate_metadata(tmp_path)
-    zarr.create_array(
-        tmp_path / "new", shape=(2,), dtype="i1", dimension_names=["x"], chunks=(1,)
-    )
-    for wanted, names in ((None, {"a"}), (True, {"a"}), (False, {"a", "new"})):
-        assert set(ours(tmp_path, consolidated=wanted)) == names
-
-
 @pytest.mark.parametrize(
     ("how", "told"),
     [

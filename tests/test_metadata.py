@@ -13,6 +13,7 @@ from gpushard.errors import (
     GpushardError,
     MetadataError,
     NotFoundError,
+    OptionError,
     StoreError,
     UnsupportedError,
 )
@@ -234,6 +235,16 @@ def test_consolidated_metadata_needs_no_listing_and_knows_deeper_nodes():
     assert group.children == {"x": "array", "sub": "group"}
     assert parse_array(group.documents["sub/y"], "sub/y").shape == (4,)
     assert group.is_consolidated
+
+
+@pytest.mark.parametrize("documents", [{"zarr.json": GROUP}, {".zgroup": {}}])
+def test_a_demand_for_consolidated_metadata_is_refused_without_a_listing(
+    documents, monkeypatch
+):
+    store = DocumentStore(documents)
+    monkeypatch.setattr(store, "list_children", lambda _: pytest.fail("listed"))
+    with pytest.raises(OptionError, match="no consolidated metadata"):
+        load_group(store, "", use_consolidated=True)
 
 
 def test_null_consolidated_metadata_means_none():

@@ -7,7 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from gpushard.errors import GpushardError, LimitError, MetadataError, StoreError
+from gpushard.errors import (
+    GpushardError,
+    LimitError,
+    MetadataError,
+    OptionError,
+    StoreError,
+)
 from gpushard.formats.document import shown
 from gpushard.options import KIB, MAX_PARSED_NBYTES
 from gpushard.stores.base import ByteRequest, Fetched, Store
@@ -213,6 +219,15 @@ def cannot_list(path: str) -> StoreError:
         "this store cannot list what lies below a group",
         array_path=path,
         hint="open an array by its path, or consolidate the group's metadata",
+    )
+
+
+def not_consolidated(path: str) -> OptionError:
+    """Error for the group at `path` if its consolidated metadata are demanded."""
+    return OptionError(
+        "the group has no consolidated metadata",
+        array_path=path,
+        hint="run zarr.consolidate_metadata, or do not demand them",
     )
 
 

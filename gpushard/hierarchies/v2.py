@@ -16,6 +16,7 @@ from gpushard.hierarchies.documents import (
     children_of,
     group_instead,
     join,
+    not_consolidated,
     read_document,
     read_documents,
     unlisted,
@@ -42,11 +43,14 @@ def find_array(store: Store, path: str) -> Document | None:
 
 
 def find_group(
-    store: Store, path: str, *, reads_consolidated: bool = True
+    store: Store, path: str, *, use_consolidated: bool | None = None
 ) -> GroupDocument | None:
-    """Group at `path`, with what lies below it; None if there is no node."""
+    """Group at `path`, with what lies below it; None if there is no node.
+
+    What `use_consolidated` means, `gpushard.metadata.load_group` says.
+    """
     consolidated = None
-    if reads_consolidated:
+    if use_consolidated is not False:
         consolidated = read_document(store, join(path, _CONSOLIDATED), path)
     if consolidated is not None:
         try:
@@ -58,6 +62,8 @@ def find_group(
         if store.get(join(path, _ARRAY)) is not None:
             raise array_instead(path)
         return None
+    if use_consolidated:
+        raise not_consolidated(path)
     attributes = read_document(store, join(path, _ATTRIBUTES), path)
     names = store.list_children(path)
     if names is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from xarray.core.indexing import LazilyIndexedArray
 
 from gpushard.arguments import refuse_unknown
 from gpushard.array import Array
-from gpushard.errors import MetadataError, OptionError, naming
+from gpushard.errors import GpushardError, MetadataError, OptionError, naming
 from gpushard.formats.v2 import DIMENSION_NAMES
 from gpushard.group import Group, all_groups, open_group
 from gpushard.integrations.xarray_arrays import (
@@ -90,7 +92,8 @@ class GpushardBackend(BackendEntrypoint):
             why. `storage_options`, `options`: as for `open_group`. `drop_variables`:
             names of arrays that are not opened. `consolidated`: True refuses a group
             without consolidated metadata, False leaves them alone; by default they are
-            used if there are any. `mask_and_scale`, `decode_times`, `decode_coords`,
+            used if there are any. Those of the root are also those of the groups below
+            it. `mask_and_scale`, `decode_times`, `decode_coords`,
             ...: as in xarray.
 
         Raises
@@ -136,15 +139,22 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
     refuse_unknown(decoding, _PARAMETERS[1:], "engine='gpushard' has no parameter")
     if not isinstance(group, str | None):
         raise OptionError("group is the path of a group", got=repr(group))
-    opened = open_group(
+    opened = partial(
+        open_group,
         filename_or_obj,
-        group or "",
         device=device,
         storage_options=storage_options,
         options=options,
-        use_consolidated=consolidated,
     )
-    return opened, _names(drop_variables), decoding
+    return _below(opened, group or "", consolidated), _names(drop_variables), decoding
+
+
+def _below(opened: Callable[..., Group], path: str, consolidated: bool | None) -> Group:
+    """The group at `path`: as in xarray, in the root's consolidated metadata if any."""
+    if path.strip("/") and consolidated is not False:
+        with suppress(GpushardError):
+            return opened(use_consolidated=True).group(path)
+    return opened(path, use_consolidated=consolidated)
 
 
 def _names(dropped: str | Iterable[str] | None) -> frozenset[str]:
