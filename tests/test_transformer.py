@@ -194,11 +194,34 @@ def test_a_start_beyond_the_value_is_refused(store):
         ((True,), {}),
         ((2, 2), {"separator": "-"}),
         ((2, 2), {"grid_shape": (3,)}),
+        ((2,), {"grid_shape": ("3",)}),
+        ((2,), {"grid_shape": (2.5,)}),
+        ((2,), {"grid_shape": (-1,)}),
     ],
 )
 def test_impossible_shards_are_refused(per_shard, more):
     with pytest.raises(gpushard.OptionError):
         ShardedStore({}, per_shard, "a", **more)
+
+
+def test_shards_may_be_described_by_numpys_integers():
+    below = {}
+    store = ShardedStore(below, np.array([2, 3]), "a", grid_shape=np.array([4, 4]))
+    store["data/root/a/c3/3"] = b"a chunk"
+    assert list(below) == ["data/root/a/c1/1"]
+    assert list(store) == ["data/root/a/c3/3"]
+
+
+@pytest.mark.parametrize("length", ["1", "", 1.5, True])
+def test_a_length_that_is_no_integer_is_refused(length, store):
+    store[chunk(0, 0)] = b"a chunk"
+    with pytest.raises(gpushard.OptionError, match="length is of the wrong kind"):
+        store.get_partial_values([(chunk(0, 0), (0, length))])
+
+
+def test_a_path_that_is_no_text_is_refused():
+    with pytest.raises(gpushard.OptionError, match="path is of the wrong kind"):
+        transformed({}, 5)
 
 
 def test_what_is_no_store_is_refused():

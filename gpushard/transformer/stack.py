@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpushard.arguments import instance
 from gpushard.errors import NotFoundError
 from gpushard.formats import v3_draft
 from gpushard.hierarchies.documents import decode_document, join
@@ -26,8 +27,10 @@ def transformed(store: Any, path: str) -> KeyValueStore:
         A document is malformed.
     UnsupportedError
         A transformer or its format is unknown, or `store` is.
+    OptionError
+        `path` is not text.
     """
-    below, path = key_value_store(store), path.strip("/")
+    below, path = key_value_store(store), instance(path, "path", str).strip("/")
     suffix = v3_draft.parse_root(_document(below, "zarr.json", path))
     key = f"{join('meta/root', path)}.array{suffix}"
     document = _document(below, key, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, overload
 
-from gpushard.arguments import instance, integer, items
+from gpushard.arguments import instance, integer, items, whole_number
 from gpushard.errors import OptionError
 from gpushard.planning.index import PRESENT
 from gpushard.stores.key_value import (
@@ -54,7 +54,7 @@ class ShardedStore(MutableMapping[str, bytes]):
     ------
     OptionError
         The number of chunks per shard is not positive along an axis, or the grid has
-        another rank.
+        another rank, or numbers that no grid has.
     UnsupportedError
         `store` is of an unknown kind.
 
@@ -76,17 +76,13 @@ class ShardedStore(MutableMapping[str, bytes]):
         separator: Literal["/", "."] = "/",
         grid_shape: Sequence[int] | None = None,
     ) -> None:
-        expected = "a list with a number an axis"
-        per_shard = tuple(items(chunks_per_shard, "chunks_per_shard", expected))
-        if any(type(n) is not int or n < 1 for n in per_shard):
-            what = "the numbers of chunks a shard must be positive"
-            raise OptionError(what, got=per_shard)
+        per_shard = _numbers(chunks_per_shard, "chunks_per_shard", 1)
         if separator not in ("/", "."):
             what = "the separator of the chunk keys is not valid"
             raise OptionError(what, expected='"/" or "."', got=separator)
         grid = None
         if grid_shape is not None:
-            grid = tuple(items(grid_shape, "grid_shape", expected))
+            grid = _numbers(grid_shape, "grid_shape", 0)
         if grid is not None and len(grid) != len(per_shard):
             what = "the grid of chunks has another rank than the shards"
             raise OptionError(what, expected=len(per_shard), got=len(grid))
@@ -306,15 +302,25 @@ class ShardedStore(MutableMapping[str, bytes]):
         return sorted(found)
 
 
+def _numbers(values: Any, name: str, least: int) -> tuple[int, ...]:
+    """One number for each axis, of at least `least`."""
+    expected = "a list with a number an axis"
+    return tuple(whole_number(n, name, least) for n in items(values, name, expected))
+
+
 def _parsed(key_ranges: Any) -> list[KeyRange]:
     expected = "a list of (key, (start, length))"
     try:
         return [
-            (key, (integer(start, "start"), length))
+            (key, (integer(start, "start"), _length(length)))
             for key, (start, length) in items(key_ranges, "key_ranges", expected)
         ]
     except (TypeError, ValueError) as error:
         raise _malformed("key_ranges", expected, error) from error
+
+
+def _length(value: Any) -> int | None:
+    return None if value is None else integer(value, "length")
 
 
 def _parsed_changes(key_start_values: Any) -> list[tuple[str, int, bytes]]:
