@@ -50,6 +50,14 @@ def test_a_v2_group_lists_its_arrays_and_groups(v2_place):
         g["absent"]
 
 
+def test_a_v2_group_lists_nodes_whose_names_begin_like_its_documents(v2_place):
+    root = zarr.open_group(v2_place, mode="a")
+    root.create_group(".zones").create_array(".z", data=VALUES)
+    g = gpushard.open_group(v2_place)
+    assert g.groups == (".zones", "below")
+    assert list(g.group(".zones")) == [".z"]
+
+
 @pytest.mark.network
 def test_consolidated_v2_metadata_spare_the_listing(v2_place):
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")

@@ -25,6 +25,7 @@ from gpushard.stores.base import Store
 
 _ARRAY, _GROUP, _ATTRIBUTES = ".zarray", ".zgroup", ".zattrs"
 _CONSOLIDATED = ".zmetadata"
+_DOCUMENTS = (_ARRAY, _GROUP, _ATTRIBUTES, _CONSOLIDATED)
 _NODE_TYPES: dict[str, NodeType] = {_ARRAY: "array", _GROUP: "group"}
 
 
@@ -97,7 +98,7 @@ def _read(
     keys = [
         join(path, name, document)
         for name in names
-        if not name.startswith(".z")
+        if name not in _DOCUMENTS
         for document in (_ARRAY, _GROUP, _ATTRIBUTES)
     ]
     below = f"{path}/" if path else ""
