@@ -67,6 +67,14 @@ class GridAxis:
         return self.boundaries[index + 1] - self.boundaries[index]
 
     @property
+    def lengths(self) -> int | tuple[int, ...]:
+        """Length of every cell; of a rectilinear axis, those of all, cut at its end."""
+        if self.boundaries is None:
+            return self.cell
+        within = np.minimum(self.boundaries, self.extent)
+        return tuple(np.diff(within).tolist()) or (0,)
+
+    @property
     def longest(self) -> int:
         """Length of the longest cell."""
         if self.boundaries is None:

@@ -293,7 +293,10 @@ class DescribedArray(NumpyLike):
     @property
     def block_shape(self) -> tuple[int, ...] | None:
         """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
-        return self.shards or self.chunks
+        axes = self._layout.axes
+        if any(axis.boundaries is not None for axis in axes):
+            return None
+        return tuple(axis.cell for axis in axes)
 
     @property
     def fill_value(self) -> Any:

@@ -56,14 +56,17 @@ def test_a_rectilinear_grid_is_prefix_sums_of_its_run_lengths():
     assert rows.boundaries.dtype == np.int64
     assert rows.n_cells == 4
     assert (columns.cell, columns.boundaries) == (5, None)
+    assert (rows.lengths, columns.lengths) == ((2, 2, 2, 4), 5)
     assert (layout.chunks, layout.shards) == (None, None)
 
 
 def test_rectilinear_cells_beyond_the_extent_are_dropped():
     layout = parse(chunk_grid=rectilinear([6, [6, 4]], [12]))
     np.testing.assert_array_equal(layout.axes[0].boundaries, [0, 6, 12])
+    assert layout.axes[0].lengths == (6, 4)
     empty = parse(shape=[0, 12], chunk_grid=rectilinear([6, 6], [12]))
     assert empty.axes[0].n_cells == 0
+    assert empty.axes[0].lengths == (0,)
 
 
 @pytest.mark.parametrize("how", [{}, {"codecs": [sharding([2, 3])]}], ids=str)

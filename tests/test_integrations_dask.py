@@ -90,6 +90,40 @@ def test_chunks_of_arrays_without_shards_are_joined(tmp_path):
     assert_same_bits(a.to_dask().compute(), VALUES)
 
 
+@pytest.fixture
+def uneven(tmp_path):
+    """Places of arrays whose shards, and whose chunks, differ in length."""
+    if zarr.config.get("array.rectilinear_chunks", None) is None:
+        pytest.skip("this zarr has no rectilinear grids")
+    lengths = [[8, 16, 9], [10, 30]]
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        stored(tmp_path / "shards", chunks=(1, 10), shards=lengths)
+        stored(tmp_path / "chunks", chunks=lengths, shards=None)
+    return tmp_path
+
+
+def test_blocks_are_shards_of_different_lengths(uneven):
+    a = gpushard.open_array(uneven / "shards")
+    assert a.block_shape is None
+    lazy = a.to_dask()
+    assert lazy.chunks == ((8, 16, 9), (10, 30))
+    assert_same_bits(lazy.compute(), VALUES)
+    joined = gpushard.concat([a, a]).to_dask()
+    assert joined.chunks == ((8, 16, 9) * 2, (10, 30))
+
+
+def test_chunks_of_different_lengths_are_joined_whole(uneven):
+    import dask
+
+    a = gpushard.open_array(uneven / "chunks")
+    with dask.config.set({"array.chunk-size": "2000B"}):
+        lazy = a.to_dask()
+    assert len(lazy.chunks[0]) > 1
+    assert {*np.cumsum(lazy.chunks[0])} <= {8, 24, 33}
+    assert {*np.cumsum(lazy.chunks[1])} <= {10, 40}
+    assert_same_bits(lazy.compute(), VALUES)
+
+
 def test_chunks_of_text_are_joined_as_if_it_were_short(tmp_path):
     import dask
 

@@ -169,6 +169,20 @@ def test_preferred_chunks_are_shards_and_else_chunks(stored):
     assert wind.lag.encoding["preferred_chunks"] == {"time": 2}
 
 
+def test_shards_of_different_lengths_are_preferred_chunks(tmp_path):
+    pytest.importorskip("dask", reason="the extra `dask` is not installed")
+    if zarr.config.get("array.rectilinear_chunks", None) is None:
+        pytest.skip("this zarr has no rectilinear grids")
+    data = np.arange(60).reshape(10, 6)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        made = {"chunks": (1, 2), "shards": [[4, 5, 1], [2, 4]], "dtype": data.dtype}
+        made |= {"shape": data.shape, "dimension_names": ["y", "x"]}
+        zarr.create_group(tmp_path).create_array("a", **made)[...] = data
+    a = ours(tmp_path, chunks={}).a
+    assert a.chunks == ((4, 5, 1), (2, 4))
+    assert_same_bits(a.values, data)
+
+
 def test_lazy_datasets_pickle_as_addresses(stored):
     pickled = pickle.dumps(ours(stored))
     assert len(pickled) < 20_000
@@ -200,15 +214,11 @@ def test_dimensions_may_be_named_as_xarray_did_before_version_3(tmp_path):
 def test_what_the_netcdf_library_notes_for_itself_is_no_attribute(
     tmp_path, zarr_format
 ):
-    notes = {"_NCProperties": "version=2", "_nczarr_attrs": {"types": {}}}
-    named = {"_ARRAY_DIMENSIONS": ["x"]} if zarr_format == 2 else {}
-    made = {} if zarr_format == 2 else {"dimension_names": ["x"]}
-    group = zarr.create_group(
-        tmp_path, zarr_format=zarr_format, attributes={**notes, "title": "t"}
-    )
-    group.create_array(
-        "t", data=np.arange(3), attributes={**named, **notes, "units": "K"}, **made
-    )
+    made = xr.Dataset({"t": ("x", np.arange(3.0))}, attrs={"title": "t"})
+    made.to_zarr(tmp_path, zarr_format=zarr_format, consolidated=False)
+    group = zarr.open_group(tmp_path)
+    for node in (group, group["t"]):
+        node.attrs.update({"_NCProperties": "version=2", "_nczarr_attrs": {"a": {}}})
     xr.testing.assert_identical(ours(tmp_path), theirs(tmp_path))
     assert ours(tmp_path).attrs == {"title": "t"}
 

@@ -62,13 +62,19 @@ def _blocks(array: Any, chunks: Any) -> Any:
         own = [_blocks(part, None) for part in parts]
         along = tuple(n for blocks in own for n in blocks[array.axis])
         return (*own[0][: array.axis], along, *own[0][array.axis + 1 :])
-    if chunks is None:
-        chunks = getattr(array, "shards", None) or "auto"
     # dask joins whole chunks to blocks if it knows the chunks.
-    known = array.block_shape or None
+    known, is_sharded = array.block_shape, False
+    if parts is None:
+        layout = array.source.layout
+        known = tuple(axis.lengths for axis in layout.axes)
+        is_sharded = bool(known and layout.levels)
+    if chunks is None:
+        chunks = known if is_sharded else "auto"
     # dask refuses to estimate the size of text; it is at least that of its elements.
     sized = np.dtype((np.void, array.dtype.itemsize))
-    return normalize_chunks(chunks, array.shape, dtype=sized, previous_chunks=known)
+    return normalize_chunks(
+        chunks, array.shape, dtype=sized, previous_chunks=known or None
+    )
 
 
 class Handle:

@@ -316,9 +316,8 @@ def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
     encoding: dict[str, Any] = {}
     if array.dtype.kind == "T":  # xarray makes Python objects of it otherwise
         encoding["dtype"] = array.dtype
-    block = array.block_shape
-    if block is not None:
-        encoding["preferred_chunks"] = dict(zip(dimensions, block, strict=True))
+    lengths = [axis.lengths for axis in array.source.layout.axes]
+    encoding["preferred_chunks"] = dict(zip(dimensions, lengths, strict=True))
     if array.chunks is not None:
         encoding["chunks"] = array.chunks
     if array.shards is not None:
