@@ -231,6 +231,7 @@ ELEMENTS = {
     "days": ("i8", 0, [0, 1, 2, 3], {"units": "days since 2000-01-01"}),
     "flag": ("?", False, [True, False, True, True], {}),
     "wave": ("c8", 0, [1, 0, 2j, 3], {}),
+    "spelled": ("f4", None, [1, 2, 3, 4], {"_FillValue": "NaN"}),
     "no fill value": ("i4", None, [0, 1, 0, 2], {}),
     "text": (str, "", ["a", "", "c", "d"], {}),
     "text without": (str, None, ["a", "", "c", "d"], {}),

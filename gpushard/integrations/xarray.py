@@ -277,14 +277,15 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 def _attributes(array: Array) -> dict[str, Any]:
     """Attributes as xarray decodes them, without what only others need."""
     attributes = dict(array.attrs)
-    if attributes.pop(DIMENSION_NAMES, None) is not None:
-        # Of Zarr v3, which has names of dimensions elsewhere, xarray takes any others.
+    # Zarr v3 has names of dimensions elsewhere, and there xarray takes any others.
+    is_v2 = attributes.pop(DIMENSION_NAMES, None) is not None
+    if is_v2:
         attributes = {k: v for k, v in attributes.items() if not _is_netcdf_s(k)}
     if array.source.layout.fill_is_missing:
         return {**attributes, "_FillValue": array.fill_value}
     fill = attributes.get("_FillValue")
-    # xarray stores the `_FillValue` of floats in base64; other writers store numbers.
-    if isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
+    # In Zarr v3 it stores that of floats in base64; other writers store numbers.
+    if not is_v2 and isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
         attributes["_FillValue"] = _fill_value_in_base64(fill, array)
     return attributes
 
