@@ -249,11 +249,22 @@ def test_arrays_without_axes_and_with_axes_of_no_length():
         ("<M8[s]", 3, np.datetime64(3, "s")),
         ("<M8[s]", -(2**63), np.datetime64("NaT", "s")),
         ("<M8[s]", "NaT", np.datetime64("NaT", "s")),
+        ("<M8[s]", None, np.datetime64("NaT", "s")),
+        (">m8[h]", None, np.timedelta64("NaT", "h")),
     ],
 )
 def test_missing_chunks_hold_the_fill_value(dtype, spelled, fill):
     a = gpushard.open_array(held({".zarray": zarray(dtype=dtype, fill_value=spelled)}))
     assert_same_bits(a[...], np.full(a.shape, fill, dtype))
+
+
+@pytest.mark.filterwarnings("ignore:The data type .* Zarr:UserWarning")
+def test_the_epoch_that_is_written_is_no_missing_time_to_zarr(tmp_path):
+    epoch = np.zeros(4, "M8[s]")
+    made = {"dtype": epoch.dtype, "zarr_format": 2, "fill_value": None}
+    z = zarr.create_array(tmp_path, shape=(4,), chunks=(2,), **made)
+    gpushard.open_array(tmp_path)[...] = epoch
+    assert_same_bits(z[...], epoch)
 
 
 def zarray(**changes) -> bytes:

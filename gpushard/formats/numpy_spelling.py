@@ -156,11 +156,13 @@ def _json(value: Any, dtype: np.dtype[Any]) -> Any:
 def parse_numpy_fill(value: Any, stored: StoredType) -> NDArray[Any]:
     """Read-only 0-d array of the data type that holds the fill value.
 
-    Without a fill value (null) missing chunks are undefined; they read as zeros, as in
-    zarr-python. Some writers spelled the zero of every type as 0.
+    Without a fill value (null) missing chunks are undefined; they read as zeros, and
+    times as NaT, as in zarr-python. Some writers spelled the zero of every type as 0.
     """
     data_type = stored.data_type
     dtype = data_type.dtype
+    if value is None and dtype.kind in "mM":
+        value = "NaT"
     is_number = dtype.kind in "iufcmM"
     if value is None or (type(value) is int and value == 0 and not is_number):
         return _zero(dtype)
