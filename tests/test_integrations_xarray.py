@@ -255,8 +255,9 @@ def test_the_fill_value_of_zarr_v2_is_a_missing_value(tmp_path, name):
     got, want = ours(tmp_path).load(), theirs(tmp_path).load()
     xr.testing.assert_identical(got, want)
     assert got.v.dtype == want.v.dtype
-    at, expected = (d.v.encoding.get("_FillValue") for d in (got, want))
-    np.testing.assert_equal(at, expected)
+    for kind in ("_FillValue", "fill_value"):
+        at, expected = (d.v.encoding.get(kind) for d in (got, want))
+        np.testing.assert_equal(at, expected)
 
 
 def test_complex_fill_values_are_read_as_xarray_spells_them(tmp_path):

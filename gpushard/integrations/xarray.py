@@ -276,10 +276,9 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 
 def _attributes(array: Array) -> dict[str, Any]:
     """Attributes as xarray decodes them, without what only others need."""
-    attributes = dict(array.attrs)
-    # Zarr v3 has names of dimensions elsewhere, and there xarray takes any others.
-    is_v2 = attributes.pop(DIMENSION_NAMES, None) is not None
-    if is_v2:
+    attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
+    is_v2 = _is_v2(array)
+    if is_v2:  # of Zarr v3, xarray takes any others
         attributes = {k: v for k, v in attributes.items() if not _is_netcdf_s(k)}
     if array.source.layout.fill_is_missing:
         return {**attributes, "_FillValue": array.fill_value}
@@ -288,6 +287,12 @@ def _attributes(array: Array) -> dict[str, Any]:
     if not is_v2 and isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
         attributes["_FillValue"] = _fill_value_in_base64(fill, array)
     return attributes
+
+
+def _is_v2(array: Array) -> bool:
+    """Whether xarray would take the array for one of Zarr v2."""
+    # Zarr v3 has names of dimensions elsewhere.
+    return DIMENSION_NAMES in array.attrs or array.source.layout.fill_is_missing
 
 
 def _is_netcdf_s(attribute: str) -> bool:
@@ -323,6 +328,6 @@ def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
         encoding["chunks"] = array.chunks
     if array.shards is not None:
         encoding["shards"] = array.shards
-    if not array.source.layout.fill_is_missing:
+    if not _is_v2(array):  # whose fill values are attributes to xarray
         encoding["fill_value"] = array.fill_value
     return encoding
