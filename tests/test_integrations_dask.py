@@ -124,6 +124,7 @@ def test_chunks_of_different_lengths_are_joined_whole(uneven):
     assert_same_bits(lazy.compute(), VALUES)
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_chunks_of_text_are_joined_as_if_it_were_short(tmp_path):
     import dask
 
