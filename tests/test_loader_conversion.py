@@ -74,6 +74,14 @@ def test_slices_of_samples_are_looked_up_where_they_lie():
     assert not out[1::2].any()
 
 
+def test_tables_of_zeros_with_other_signs_are_apart():
+    zeros = np.array([-0.0, 0.0], "float16")
+    for offset, signs in [(0.0, [False, False]), (-0.0, [True, False])]:
+        out = np.empty(2, "float16")
+        Conversion.to(zeros.dtype, out.dtype, None, offset).apply(zeros, out)
+        assert_array_equal(np.signbit(out), signs)
+
+
 def test_tables_of_scales_that_are_used_no_more_are_let_go_of():
     values, out = every("uint8"), np.empty((16, 16), "float16")
     for n in range(100):

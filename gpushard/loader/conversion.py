@@ -95,8 +95,9 @@ class Conversion:
         """Write converted `values` into `out`, of the same shape."""
         if self.is_tabulated:
             indexes = values.view(f"u{self.stored.itemsize}")
+            table = _table(self, str((self.scale, self.offset)))
             # No index is outside; NumPy takes least time for those that would wrap.
-            np.take(_table(self), indexes, out=out, mode="wrap")
+            np.take(table, indexes, out=out, mode="wrap")
         else:
             self.compute(values, out)
 
@@ -121,8 +122,12 @@ class Conversion:
 
 
 @lru_cache(_KEPT_TABLES)
-def _table(conversion: Conversion) -> NDArray[Any]:
-    """What each stored element becomes, by the unsigned integer with the same bytes."""
+def _table(conversion: Conversion, _factors: str) -> NDArray[Any]:
+    """What each stored element becomes, by the unsigned integer with the same bytes.
+
+    Tables are kept by the text of the factors, too: 0.0 equals -0.0, but only to add
+    the latter keeps a zero negative.
+    """
     itemsize = conversion.stored.itemsize
     every = np.arange(1 << 8 * itemsize, dtype=f"u{itemsize}")
     out = np.empty(len(every), conversion.dtype)
