@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from functools import partial
 
 import numpy as np
@@ -257,6 +258,23 @@ def test_a_file_that_is_written_to_meanwhile_is_read_again(tmp_path, left, calls
     values[8:16, 10:20] = 5
     assert_same_bits(got, values)
     assert left == [1]
+
+
+def test_a_store_that_goes_during_the_read_has_no_fill_values(tmp_path, left, calls):
+    place = tmp_path / "a"
+    stored(place, values_of(with_gaps=False), **CHAINS["zstd"])
+    opens = []
+
+    def openat2(plain, *words):
+        opens.append(words)
+        if len(opens) == 9:
+            shutil.rmtree(place)
+        return plain(*words)
+
+    calls("syscall", OPENAT2, openat2)
+    with pytest.raises(gpushard.StoreError, match="directory is gone"):
+        opened(place, COMPILED.but(threads=1))[...]
+    assert left == [28 - 8]
 
 
 def test_files_beyond_the_limit_of_open_ones_are_read_again(tmp_path, left, calls):
