@@ -20,11 +20,16 @@ from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
+from interrupts import is_cut_off
 from stored_object import BODY, read_one, write_object
 
 needs_proc = pytest.mark.skipif(
     not os.path.isdir("/proc/self/fd"), reason="counts open files through /proc"
 )
+
+
+# Python looks for signals after calls, so before these lines it finds none.
+UNREACHED = ("try:", "return Handle(fd, key, status)")
 
 
 @pytest.fixture
@@ -72,6 +77,17 @@ def test_handle_in_use_outlives_the_ones_that_are_not(tmp_path: Path) -> None:
         # Only an open handle can still answer.
         store.read([ByteRequest("a", version=first.version)])
     assert len(store._handles) == 3
+
+
+@needs_proc
+def test_an_interrupted_look_at_the_directory_leaves_no_handle_behind(
+    root: Path, store: LocalStore
+) -> None:
+    n_line = 1
+    while is_cut_off(store.open_root, n_line, ["stores/root.py"], UNREACHED):
+        assert open_files_below(root) == []
+        n_line += 1
+    assert n_line > 5
 
 
 @needs_proc

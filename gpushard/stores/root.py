@@ -104,11 +104,10 @@ class StoreRoot:
     def open_itself(self) -> Handle | None:
         """The directory, open; None if it is gone, or its path leads elsewhere now."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+            handle = self._open_file("")
         except OSError:
             return None
-        handle = Handle(fd, "", os.fstat(fd))
-        real = path_of(fd, self.path)
+        real = path_of(handle.fd, self.path)
         return handle if real.rstrip("/") + "/" == self._real_prefix else None
 
     def names_below(self, prefix: str) -> list[str]:
