@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
@@ -23,7 +26,9 @@ from fused_cases import (
     stored,
     take_way,
 )
+from gpushard.fused import kept_code
 from gpushard.fused.columns import CASTS
+from gpushard.fused.elf import MachineCode
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.placing.scatter import holds_kind_of
@@ -130,6 +135,37 @@ def test_every_cast_gives_the_bits_that_numpy_gives(dtype, into, seen, tmp_path)
         gpushard.open_array(tmp_path, options=FUSED).read(out=out)
     assert_all_fused(seen)
     assert_cast(out, values[:n], into)
+
+
+@contextmanager
+def without_subnormals():
+    """The CPU takes subnormal numbers as zero, as `torch.set_flush_denormal` has it."""
+    load = MachineCode(bytes.fromhex("0fae17c3"), 0, ())  # ldmxcsr [rdi]; ret
+    mapped = kept_code.mapped(load)
+    assert mapped is not None
+    function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))(mapped.address)
+    function(ctypes.c_uint32(0x9FC0))
+    try:
+        yield
+    finally:
+        function(ctypes.c_uint32(0x1F80))
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="sets a register of that machine"
+)
+def test_subnormal_halves_are_cast_whatever_the_cpu_does_with_subnormals(tmp_path):
+    bits = np.add.outer([0, 0x8000], np.arange(1024)).ravel()
+    values = bits.astype("u2").view("f2")
+    a = gpushard.create_array(
+        tmp_path, shape=(2048,), dtype="f2", chunks=(512,), compressors=None
+    )
+    a[...] = values
+    a = gpushard.open_array(tmp_path, options=FUSED)
+    out = np.empty(2048, "f4")
+    with without_subnormals():
+        a.read(out=out)
+    assert_cast(out, values, "f4")
 
 
 @pytest.mark.parametrize("way", WAYS)

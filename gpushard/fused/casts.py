@@ -67,20 +67,27 @@ def _bits(value: int) -> Any:
     return ir.Constant(_INT32, value)
 
 
+def _below(builder: Any, size: Any, most: int, this: Any, other: Any) -> Any:
+    """Choose `this` where `size` is below `most`, otherwise `other`."""
+    return builder.select(builder.icmp_unsigned("<", size, _bits(most)), this, other)
+
+
 def _single_of(builder: Any, half: Any) -> Any:
     """The float32 with the value of a float16, given as its bits; keeps those of NaN.
 
-    Shifted to the place that it has in a float32, a number is too small by 2**112.
+    A subnormal float16 is computed as the difference of two larger numbers: a caller
+    may have the CPU take subnormal float32 as zero (`torch.set_flush_denormal`).
     """
     bits = builder.zext(half, _INT32)
-    shifted = builder.shl(builder.and_(bits, _bits(0x7FFF)), _bits(13))
-    factor = ir.Constant(ir.FloatType(), 2.0**112)
-    number = builder.fmul(builder.bitcast(shifted, ir.FloatType()), factor)
-    is_number = builder.icmp_unsigned("<", shifted, _bits(0x7C00 << 13))
-    other = builder.or_(shifted, _bits(0x7F800000))
-    size = builder.select(is_number, builder.bitcast(number, _INT32), other)
+    size = builder.shl(builder.and_(bits, _bits(0x7FFF)), _bits(13))
+    normal = builder.add(size, _bits(112 << 23))  # the exponents are 15 and 127 off
+    larger = builder.bitcast(builder.add(normal, _bits(1 << 23)), ir.FloatType())
+    least = builder.fsub(larger, ir.Constant(ir.FloatType(), 2.0**-14))
+    other = builder.or_(size, _bits(0x7F800000))
+    found = _below(builder, size, 0x7C00 << 13, normal, other)
+    found = _below(builder, size, 1 << 23, builder.bitcast(least, _INT32), found)
     sign = builder.shl(builder.and_(bits, _bits(0x8000)), _bits(16))
-    return builder.bitcast(builder.or_(size, sign), ir.FloatType())
+    return builder.bitcast(builder.or_(found, sign), ir.FloatType())
 
 
 def _half_of(builder: Any, single: Any) -> Any:
@@ -97,14 +104,9 @@ def _half_of(builder: Any, single: Any) -> Any:
     nan = builder.and_(builder.lshr(size, _bits(13)), _bits(0x3FF))
     is_lost = builder.icmp_unsigned("==", nan, _bits(0))
     nan = builder.or_(builder.select(is_lost, _bits(1), nan), _bits(0x7C00))
-
-    def below(most: int, this: Any, other: Any) -> Any:
-        return builder.select(
-            builder.icmp_unsigned("<", size, _bits(most)), this, other
-        )
-
-    found = below(0x7F800001, _bits(0x7C00), nan)
-    found = below(0x38800000, least, below(0x47800000, rounded, found))
+    found = _below(builder, size, 0x7F800001, _bits(0x7C00), nan)
+    found = _below(builder, size, 0x47800000, rounded, found)
+    found = _below(builder, size, 0x38800000, least, found)
     sign = builder.and_(builder.lshr(bits, _bits(16)), _bits(0x8000))
     return builder.trunc(builder.or_(found, sign), ir.IntType(16))
 
