@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 from functools import partial
 
@@ -288,6 +289,16 @@ def test_files_beyond_the_limit_of_open_ones_are_read_again(tmp_path, left, call
     calls("syscall", OPENAT2, openat2)
     assert_same_bits(opened(tmp_path)[...], values)
     assert left == [28]
+
+
+def test_that_loops_can_open_files_is_known_while_no_more_can_be_open():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        found = libraries.file_calls.__wrapped__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == libraries.file_calls()
 
 
 def test_files_that_take_long_are_left_to_those_who_wait_for_many(

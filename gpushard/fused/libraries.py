@@ -8,8 +8,7 @@ program brought them.
 from __future__ import annotations
 
 import ctypes
-import os
-import struct
+import errno
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -31,9 +30,8 @@ from gpushard.fused.columns import (
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
-# The number of a system call (openat2(2)), the size of its `struct open_how`, and what
-# stands for the working directory (it is not looked at: the path is absolute).
-_OPENAT2, _HOW_NBYTES, _WORKING_DIRECTORY = 437, 24, -100
+# The number of a system call (openat2(2)).
+_OPENAT2 = 437
 # Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
@@ -97,20 +95,15 @@ class FileCalls(NamedTuple):
 @cache
 def file_calls() -> FileCalls | None:
     """Functions that open files as loops must; None if the system lacks one."""
-    lib = ctypes.CDLL(None)
+    lib = ctypes.CDLL(None, use_errno=True)
     names = ("syscall", "statx", "close", "__errno_location")
     if not pread_address() or not all(hasattr(lib, name) for name in names):
         return None
-    # Older kernels, and sandboxes, do not have openat2.
-    how = ctypes.create_string_buffer(
-        struct.pack("=3q", os.O_RDONLY | os.O_CLOEXEC, 0, 0)
-    )
-    lib.syscall.restype = ctypes.c_long
-    words = map(ctypes.c_long, (_OPENAT2, _WORKING_DIRECTORY))
-    fd = lib.syscall(*words, b"/", how, ctypes.c_long(_HOW_NBYTES))
-    if fd < 0:
+    # Older kernels, and sandboxes, do not have openat2. Where it is, it refuses a
+    # `struct open_how` of no bytes before it looks at anything else.
+    lib.syscall(*map(ctypes.c_long, (_OPENAT2, 0, 0, 0, 0)))
+    if ctypes.get_errno() != errno.EINVAL:
         return None
-    os.close(fd)
     return FileCalls(*(_address(getattr(lib, name)) for name in names))
 
 
