@@ -13,9 +13,10 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused.direct import DirectRead
+from gpushard.fused.unsharded import ObjectRead
 from gpushard.rolling import RollingArray
 from gpushard.stores.local import LocalStore
-from rolling_arrays import filled, rolling, steps
+from rolling_arrays import WIDTH, filled, rolling, steps
 
 need_fast_packages()
 
@@ -47,6 +48,26 @@ def test_the_loops_tell_what_is_gone_from_what_is_missing(tmp_path):
         view[...]
     assert np.array_equal(view[2:], steps(2, 6))
     assert np.array_equal(reader[...], steps(2, 8))
+
+
+def test_the_loops_tell_files_that_are_gone_from_those_that_are_missing(
+    way, tmp_path, monkeypatch
+):
+    read = []
+    tasks = ObjectRead.tasks
+    monkeypatch.setattr(
+        ObjectRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
+    )
+    a = rolling(tmp_path / "a", 0, 6, chunks=(2, WIDTH), shards=None)
+    a.delete_shards(4, 6)
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    view = reader.view()
+    assert np.array_equal(view[...], np.concatenate([steps(0, 4), filled(2)]))
+    a.roll(steps(6, 8))
+    with pytest.raises(gpushard.WindowMovedError):
+        view[...]
+    assert np.array_equal(view[2:4], steps(2, 4))
+    assert len(read) == 3 * (way != "requests")
 
 
 def test_a_roll_between_index_and_payload_is_followed(tmp_path, monkeypatch):

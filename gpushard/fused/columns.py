@@ -184,7 +184,8 @@ class Opener(NamedTuple):
     missing
         Address of a bool per file, which is set if there is no such file.
     knows_missing
-        Whether a path that leads to nothing means that. A link may lead to nothing.
+        Whether a path that leads to nothing means that. A link may lead to nothing, and
+        of a rolling array the file may be deleted.
     how
         Address of a `struct open_how` of openat2(2), with zero bytes behind it.
     syscall, statx, close, errno

@@ -1,7 +1,8 @@
 """An unsharded array in local files, read by the compiled loops, file by file.
 
 Each inner chunk is a file. What the loops cannot read (damage, symbolic links, files
-that change) is read again on the general path, which says what is wrong.
+that change, those that a rolling array lacks) is read again on the general path, which
+says what is wrong.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class ObjectRead:
         self._root = root
         self._calls = calls
         links = store.allow_symlinks_outside
-        self._knows_missing = not links
+        self._knows_missing = not (links or store.checks_missing)
         # Behind the struct, a path of no characters.
         self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
         self._most_nbytes = _most_nbytes(job.source)

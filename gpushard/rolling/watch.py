@@ -148,8 +148,8 @@ class WatchedStore:
 class WatchedFiles(LocalStore):
     """Files of one rolling array: like `WatchedStore`, but still readable as files."""
 
-    # Only missing objects need a check, and readers of files ask `read` for those.
-    has_plain_files = True
+    # Only missing objects need a check, for which readers of files ask `read`.
+    has_plain_files = checks_missing = True
     read_only_hint = HINT
 
     def __init__(self, store: LocalStore, watch: Watch) -> None:

@@ -126,6 +126,8 @@ class LocalStore:
     """
 
     has_plain_files = True
+    # Whether `read` checks what a missing file means, so that it must be asked.
+    checks_missing = False
 
     def __init__(
         self,
