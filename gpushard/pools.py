@@ -161,11 +161,16 @@ def pool_of(purpose: Purpose, n_workers: int) -> Pool:
     return pool
 
 
-def begun(pool: Pool, tasks: Iterable[Callable[[], Answer]]) -> list[Handed[Answer]]:
+def begun(
+    pool: Pool,
+    tasks: Iterable[Callable[[], Answer]],
+    stop: Callable[[], object] = lambda: None,
+) -> list[Handed[Answer]]:
     """Tasks that threads begin: the first ones, as many as there are threads for.
 
     None are while the interpreter ends, nor in the handler of a signal, if others may
-    wait for what it has stopped.
+    wait for what it has stopped. After an interrupt, `stop` has those end soon that
+    have begun.
     """
     if is_inside():
         return []
@@ -179,7 +184,10 @@ def begun(pool: Pool, tasks: Iterable[Callable[[], Answer]]) -> list[Handed[Answ
                 break
         return all_handed  # an interrupt may come here, too
     except BaseException:  # an interrupt: nobody else knows of them
-        end(all_handed)
+        try:
+            stop()
+        finally:
+            end(all_handed)
         raise
 
 

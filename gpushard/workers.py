@@ -98,7 +98,8 @@ class Begun:
 
 def _helpers(line: _Line, n_workers: int) -> list[Handed[None]]:
     """All workers at a line except the calling thread."""
-    return begun(pool_of("read", n_workers - 1), [line.work_off] * (n_workers - 1))
+    tasks = [line.work_off] * (n_workers - 1)
+    return begun(pool_of("read", n_workers - 1), tasks, line.close)
 
 
 def _work_off(line: _Line, helpers: Sequence[Handed[None]]) -> None:
@@ -264,7 +265,7 @@ class _Line:
         with self._lock:
             self._ahead.extend(drawn)
             self._is_drawing = False
-            self._grown(len(drawn))
+        self._grown(len(drawn))
 
     def _fits(self, work: Work) -> bool:
         """Whether the memory of a work fits beside the memory that others hold."""
@@ -287,7 +288,7 @@ class _Line:
         with self._lock:
             opened.n_left = len(tasks)
             self._ready.extend((task, opened) for task in tasks)
-            self._grown(len(tasks))
+        self._grown(len(tasks))
 
     def _tell_all(self) -> None:
         """Let all look again who wait; the lock is held.
@@ -299,11 +300,16 @@ class _Line:
         self._waiting.clear()
 
     def _grown(self, n: int) -> None:
-        """Notify others that there is more to do."""
-        if n > 1 and not self._is_hired:
-            self._is_hired = True
+        """Notify others that there is more to do; the lock is not held.
+
+        If it were, an interrupted hire would wait for a helper who waits for the lock.
+        """
+        with self._lock:
+            hires = n > 1 and not self._is_hired
+            self._is_hired |= hires
+            self._tell_all()
+        if hires:
             self._hire()
-        self._tell_all()
 
     def _close(self, opened: _Open) -> None:
         with self._lock:
@@ -338,7 +344,7 @@ def run_side_by_side(
         partial(_run_all, function, items[first::n_tasks], is_over)
         for first in range(n_tasks)
     ]
-    there = begun(pool_of("store", n_workers), tasks)
+    there = begun(pool_of("store", n_workers), tasks, is_over.set)
     try:
         here = [task() for task in tasks[len(there) :]]
         shares = [

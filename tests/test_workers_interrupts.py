@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forked import answers_in_a_fork
-from gpushard import workers
+from gpushard import pools, workers
 from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
 from interrupts import is_cut_off
 
@@ -73,6 +73,38 @@ def test_after_an_interrupt_at_any_line_no_task_runs_and_the_next_ones_do(way):
             if not was_cut_off:
                 return n_line > 20
         return False
+
+    assert answers_in_a_fork(work)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda task: run_tasks([task] * 100, 3),
+        lambda task: run_side_by_side(lambda _: task(), range(100), 3),
+    ],
+    ids=["in line", "side by side"],
+)
+def test_an_interrupt_while_helpers_begin_lets_them_end_soon(way, monkeypatch):
+    def work() -> bool:
+        n_done = []
+        taking = pools.Pool.take
+
+        def take(pool: Any, handed: Any) -> bool:
+            taking(pool, handed)
+            while not handed._claims:  # until its thread has begun
+                time.sleep(0.001)
+            time.sleep(0.01)
+            raise KeyboardInterrupt
+
+        def task() -> None:
+            time.sleep(0.01)
+            n_done.append(1)
+
+        monkeypatch.setattr(pools.Pool, "take", take)
+        with pytest.raises(KeyboardInterrupt):
+            way(task)
+        return len(n_done) < 20
 
     assert answers_in_a_fork(work)
 
