@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numcodecs
 import numpy as np
 import pytest
+import zstandard
 from zarr.codecs import BloscCodec
 
+from gpushard.codecs import compressing
 from gpushard.codecs.compressing import compressor
 from gpushard.layout import CodecSpec
 
@@ -16,7 +18,8 @@ DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
 
 
 def own(name, **configuration):
-    return compressor(CodecSpec(name, configuration, "$"), configuration)
+    encode = compressor(CodecSpec(name, configuration, "$"), configuration)
+    return lambda data: encode([data], 1)[0]
 
 
 def decoded(name, data, **configuration):
@@ -67,13 +70,54 @@ def test_a_checksum_follows_the_bytes():
 
 
 def test_other_codecs_are_left_to_zarr():
-    assert own("numcodecs.bz2", level=1) is None
+    assert compressor(CodecSpec("numcodecs.bz2", {}, "$"), {"level": 1}) is None
+
+
+BATCHES = {
+    "many small ones": (2000, 300),
+    "few large ones": (5, 100_000),
+    "one": (1, 100_000),
+    "several sizes": (40, None),
+}
+
+
+def blocks_of(n, nbytes):
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 9000, n) if nbytes is None else [nbytes] * n
+    return [rng.integers(0, 5, size).astype(np.uint8) for size in sizes]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_zstd_encodes_a_batch_as_it_does_one_by_one(batch, n_threads):
+    spec = CodecSpec("zstd", {}, "$")
+    encode = compressor(spec, {"level": 5, "checksum": True})
+    blocks = blocks_of(*BATCHES[batch])
+    found = encode(blocks, n_threads)
+    assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]
+    alone = [encode([block], 1)[0] for block in blocks]
+    assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
+
+
+def test_zstd_goes_on_without_the_call_for_batches(monkeypatch):
+    usual = zstandard.ZstdCompressor
+
+    class Plain:
+        def __init__(self, *args, **kwargs):
+            self.compress = usual(*args, **kwargs).compress
+
+    encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1})
+    monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Plain)
+    without = compressor(CodecSpec("zstd", {}, "$"), {"level": 1})
+    blocks = blocks_of(9, 5000)
+    assert [one.tobytes() for one in without(blocks, 2)] == [
+        one.tobytes() for one in encode(blocks, 2)
+    ]
 
 
 def test_threads_have_compressors_of_their_own():
     encode = own("zstd", level=5, checksum=True)
-    rng = np.random.default_rng(1)
-    blocks = [rng.integers(0, 5, 40_000).astype(np.uint8) for _ in range(64)]
+    blocks = blocks_of(64, 40_000)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(encode, blocks))
     assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]

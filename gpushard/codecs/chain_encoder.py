@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 from gpushard.codecs.bytes import stored_elements
-from gpushard.codecs.compressing import compressor
+from gpushard.codecs.compressing import compressor, threads_for
 from gpushard.codecs.zarr_objects import (
     codec_object,
     elements_spec,
@@ -22,13 +21,9 @@ from gpushard.codecs.zarr_objects import (
 )
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
-from gpushard.options import KIB
 from gpushard.workers import run_side_by_side
 
 Bytes = NDArray[np.uint8]
-
-# A smaller array is encoded before another thread has begun.
-_LARGE_NBYTES = 64 * KIB
 
 
 class _Step(NamedTuple):
@@ -49,43 +44,42 @@ class _Step(NamedTuple):
     spec: CodecSpec
     codec: Any
     array: Any
-    own: Callable[[NDArray[Any]], NDArray[Any]] | None
+    own: Callable[[Sequence[NDArray[Any]], int], list[Bytes]] | None
     takes_bytes: bool
 
     @property
     def runs_here(self) -> bool:
-        """Whether the codec can encode in the calling thread, without an event loop.
+        """Whether zarr's object can encode in any thread, without an event loop.
 
-        From zarr 3.2 on most codecs can (`zarr.abc.codec.SupportsSyncCodec`).
+        From zarr 3.2 on most can (`zarr.abc.codec.SupportsSyncCodec`).
         """
         can = hasattr(self.codec, "_encode_sync")
-        return self.own is not None or (
-            can and getattr(self.codec, "_sync_capable", True)
-        )
+        return can and getattr(self.codec, "_sync_capable", True)
 
-    def encode_here(self, item: NDArray[Any]) -> NDArray[Any] | None:
-        """One array, encoded in the calling thread; None if nothing is stored."""
+    def encode(
+        self, batch: Sequence[NDArray[Any]], n_threads: int
+    ) -> list[NDArray[Any] | None]:
+        """Each array encoded; None if nothing is stored."""
         try:
             if self.own is not None:
-                return self.own(item)
-            encoded = self.codec._encode_sync(self._buffer(item), self.array)  # noqa: SLF001 - the protocol names it so
-        except Exception as error:
-            raise self._refused(error) from error
-        return None if encoded is None else encoded.as_numpy_array()
-
-    def encode(self, batch: list[NDArray[Any] | None]) -> list[NDArray[Any] | None]:
-        """Arrays, encoded together in zarr's threads; None stays None."""
-        try:
-            if self.own is not None:
-                return [None if item is None else self.own(item) for item in batch]
-            pairs = [
-                (None if item is None else self._buffer(item), self.array)
-                for item in batch
-            ]
+                return [*self.own(batch, n_threads)]
+            if self.runs_here:
+                n_threads = threads_for(batch, n_threads)
+                return run_side_by_side(self._encoded_here, batch, n_threads)
+            pairs = [(self._buffer(item), self.array) for item in batch]
             encoded = sync(self.codec.encode(pairs))
         except Exception as error:
-            raise self._refused(error) from error
+            raise UnsupportedError(
+                f"the values cannot be encoded, the codec says: {error}",
+                codec=self.spec.name,
+                json_path=self.spec.json_path,
+                hint="check that the values fit the array's codecs",
+            ) from error
         return [None if one is None else one.as_numpy_array() for one in encoded]
+
+    def _encoded_here(self, item: NDArray[Any]) -> NDArray[Any] | None:
+        encoded = self.codec._encode_sync(self._buffer(item), self.array)  # noqa: SLF001 - the protocol names it so
+        return None if encoded is None else encoded.as_numpy_array()
 
     def _buffer(self, item: Any) -> Any:
         if self.takes_bytes:
@@ -95,14 +89,6 @@ class _Step(NamedTuple):
         if self.spec.name.startswith("numcodecs."):
             item = np.asarray(item, order="C")
         return cpu.NDBuffer.from_numpy_array(item)
-
-    def _refused(self, error: Exception) -> UnsupportedError:
-        return UnsupportedError(
-            f"the values cannot be encoded, the codec says: {error}",
-            codec=self.spec.name,
-            json_path=self.spec.json_path,
-            hint="check that the values fit the array's codecs",
-        )
 
 
 class ChainEncoder:
@@ -137,8 +123,8 @@ class ChainEncoder:
         Parameters
         ----------
         n_threads
-            Threads that encode large arrays, where the codecs need no event loop.
-            Otherwise zarr encodes the arrays in threads of its own.
+            Threads that encode, where the codecs need no event loop. Otherwise zarr
+            encodes the arrays in threads of its own.
 
         Returns
         -------
@@ -149,17 +135,14 @@ class ChainEncoder:
         UnsupportedError
             A codec cannot encode these values.
         """
-        if not len(arrays):
-            return []
-        steps = self._steps(arrays[0].shape)
-        if all(step.runs_here for step in steps):
-            is_large = arrays[0].nbytes >= _LARGE_NBYTES
-            encode = partial(_encoded_here, steps)
-            return run_side_by_side(encode, arrays, n_threads if is_large else 1)
-        data: list[NDArray[Any] | None] = list(arrays)
-        for step in steps:
-            data = step.encode(data)
-        return [None if item is None else as_bytes(item) for item in data]
+        encoded: list[NDArray[Any] | None] = [*arrays]
+        for step in self._steps(arrays[0].shape) if arrays else ():
+            at = [i for i, item in enumerate(encoded) if item is not None]
+            batch = [item for item in encoded if item is not None]
+            done = step.encode(batch, n_threads) if batch else []
+            for i, item in zip(at, done, strict=True):
+                encoded[i] = item
+        return [None if item is None else as_bytes(item) for item in encoded]
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
@@ -183,25 +166,17 @@ class ChainEncoder:
         return steps
 
 
-def _encoded_here(steps: Sequence[_Step], array: NDArray[Any]) -> Bytes | None:
-    item: NDArray[Any] | None = array
-    for step in steps:
-        if item is None:
-            return None
-        item = step.encode_here(item)
-    return None if item is None else as_bytes(item)
-
-
 def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     """`data` through bytes-to-bytes codecs, in encoding order."""
     byte = Elements(np.dtype(np.uint8), "uint8", 0, np.zeros((), np.uint8))
-    encoded: NDArray[Any] | None = data
+    encoded: NDArray[Any] = data
     for spec in specs:
         array = replace(elements_spec(spec, byte), shape=(1,))
         codec = fit(spec, codec_object(spec), array)
-        (encoded,) = _Step(spec, codec, array, None, True).encode([encoded])
-    if encoded is None:
-        raise AssertionError("an object of no bytes")  # bytes are always stored
+        (found,) = _Step(spec, codec, array, None, True).encode([encoded], 1)
+        if found is None:
+            raise AssertionError("an object of no bytes")  # bytes are always stored
+        encoded = found
     return as_bytes(encoded)
 
 
@@ -219,13 +194,14 @@ def _opaque(dtype: np.dtype[Any]) -> Any:
 
 def _to_bytes(
     spec: CodecSpec, dtype: np.dtype[Any]
-) -> Callable[[NDArray[Any]], Bytes] | None:
+) -> Callable[[Sequence[NDArray[Any]], int], list[Bytes]] | None:
     """The codec "bytes" for elements of `dtype`; None if NumPy has no such cast."""
     stored = stored_elements(spec, dtype)
     if not stored.is_castable or not dtype.itemsize:
         return None
 
-    def encode(array: NDArray[Any]) -> Bytes:
-        return as_bytes(np.ascontiguousarray(array, stored.view_dtype))
+    def encode(batch: Sequence[NDArray[Any]], _: int) -> list[Bytes]:
+        dtype = stored.view_dtype
+        return [as_bytes(np.ascontiguousarray(array, dtype)) for array in batch]
 
     return encode

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zstandard
@@ -19,24 +19,19 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.layout import CodecSpec
+from gpushard.options import KIB
+from gpushard.workers import run_side_by_side
 
 Bytes = NDArray[np.uint8]
-Compress = Callable[[Bytes], Bytes]
+Compress = Callable[[Sequence[Bytes], int], list[Bytes]]
+"""Encodes each of some bytes, with at most so many threads."""
 
+# Less than this, for each thread, is encoded before another thread has begun.
+LARGE_NBYTES = 64 * KIB
 # blosc.h: the numbers of its filters.
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 # A compiled module, of which there are no types.
 _compress_blosc: Any = import_module("numcodecs.blosc").compress
-
-
-class _ZstdContexts(threading.local):
-    """Compressors with the same settings: two threads must not share a context."""
-
-    def __init__(self, level: int, *, has_checksum: bool) -> None:
-        self.one = zstandard.ZstdCompressor(level, write_checksum=has_checksum)
-
-    def compress(self, data: Any) -> Bytes:
-        return np.frombuffer(self.one.compress(data), np.uint8)
 
 
 def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | None:
@@ -51,16 +46,46 @@ def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | 
             has_checksum = bool(configuration.get("checksum", False))
             return _ZstdContexts(level, has_checksum=has_checksum).compress
         case "blosc":
-            return _blosc(configuration)
+            return partial(_each, _blosc(configuration))
         case "gzip" | "numcodecs.gzip":
-            return partial(_gzip, configuration["level"])
+            return partial(_each, partial(_gzip, configuration["level"]))
         case "crc32c":
-            return _with_checksum
+            return partial(_each, _with_checksum)
         case _:
             return None
 
 
-def _blosc(configuration: Mapping[str, Any]) -> Compress:
+def threads_for(batch: Sequence[NDArray[Any]], n_threads: int) -> int:
+    """Threads that encode arrays of one size, one after the other."""
+    return n_threads if batch[0].nbytes >= LARGE_NBYTES else 1
+
+
+class _ZstdContexts(threading.local):
+    """Compressors with the same settings: two threads must not share a context."""
+
+    def __init__(self, level: int, *, has_checksum: bool) -> None:
+        self._one = zstandard.ZstdCompressor(level, write_checksum=has_checksum)
+        # Threads of C, which do not wait for each other to get from one to the next.
+        self._many = getattr(self._one, "multi_compress_to_buffer", None)
+
+    def compress(self, batch: Sequence[Bytes], n_threads: int) -> list[Bytes]:
+        """Frames, each with its size."""
+        found: Iterable[Any]
+        if self._many is None or len(batch) == 1:
+            found = map(self._one.compress, cast("Sequence[Any]", batch))
+        else:
+            n_worth = sum(map(len, batch)) // LARGE_NBYTES
+            found = self._many([*batch], threads=min(n_threads, n_worth))
+        return [np.frombuffer(frame, np.uint8) for frame in found]
+
+
+def _each(
+    encode: Callable[[Bytes], Bytes], batch: Sequence[Bytes], n_threads: int
+) -> list[Bytes]:
+    return run_side_by_side(encode, batch, threads_for(batch, n_threads))
+
+
+def _blosc(configuration: Mapping[str, Any]) -> Callable[[Bytes], Bytes]:
     cname = configuration["cname"].encode()
     shuffle = _SHUFFLES[configuration["shuffle"]]
     level, blocksize, typesize = map(
