@@ -99,6 +99,24 @@ def test_zstd_encodes_a_batch_as_it_does_one_by_one(batch, n_threads):
     assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
 
 
+@pytest.mark.parametrize(("n", "n_threads"), [(15, 0), (16, 1), (64, 3)])
+def test_zstd_takes_threads_of_which_each_has_64_kib(n, n_threads, monkeypatch):
+    usual, asked = zstandard.ZstdCompressor, []
+
+    class Noting:
+        def __init__(self, *args, **kwargs):
+            self.compress = usual(*args, **kwargs).compress
+
+        def multi_compress_to_buffer(self, batch, threads):
+            asked.append(threads)
+            return [self.compress(data) for data in batch]
+
+    monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Noting)
+    encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1})
+    encode(blocks_of(n, 4096), 3)
+    assert asked == [n_threads]
+
+
 def test_zstd_goes_on_without_the_call_for_batches(monkeypatch):
     usual = zstandard.ZstdCompressor
 
