@@ -10,9 +10,11 @@ import pytest
 import zstandard
 from zarr.codecs import BloscCodec
 
+import gpushard
 from gpushard.codecs import compressing
+from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.codecs.compressing import compressor
-from gpushard.layout import CodecSpec
+from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 
 DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
 
@@ -41,8 +43,40 @@ def test_zstd_has_the_level_and_checksum_that_numcodecs_gives(
     assert bool(encoded[4] & 4) == has_checksum
 
 
-def test_zstd_without_a_word_on_checksums_has_none():
-    assert not own("numcodecs.zstd", level=1)(DATA)[4] & 4
+def in_a_chain(name, **configuration):
+    """What a chain makes of `DATA`."""
+    little = CodecSpec("bytes", {"endian": "little"})
+    chain = CodecChain((), little, (CodecSpec(name, configuration),))
+    (encoded,) = ChainEncoder(chain, INDEX_ELEMENTS).encode([DATA.view("<u8")])
+    return encoded
+
+
+# zarr 3.1 says so wherever one of numcodecs' codecs is made.
+NUMCODECS_WARNS = "ignore:Numcodecs codecs are not in the Zarr"
+
+
+@pytest.mark.filterwarnings(NUMCODECS_WARNS)
+@pytest.mark.parametrize("name", ["zstd", "gzip"])
+def test_settings_that_the_metadata_leave_open_are_those_of_numcodecs(name):
+    encoded = in_a_chain(f"numcodecs.{name}")
+    peer = numcodecs.get_codec({"id": name})
+    assert decoded(name, encoded) == DATA.tobytes()
+    assert len(encoded) == pytest.approx(len(peer.encode(DATA)), rel=0.1)
+    if name == "zstd":
+        assert not encoded[4] & 4
+
+
+@pytest.mark.filterwarnings(NUMCODECS_WARNS)
+@pytest.mark.parametrize("level", [3.0, -(1 << 40)])
+def test_odd_levels_of_zstd_are_taken(level):
+    encoded = in_a_chain("numcodecs.zstd", level=level)
+    assert decoded("zstd", encoded) == DATA.tobytes()
+
+
+@pytest.mark.filterwarnings(NUMCODECS_WARNS)
+def test_a_level_of_zstd_that_is_no_number_is_refused():
+    with pytest.raises(gpushard.UnsupportedError, match="cannot be encoded"):
+        in_a_chain("numcodecs.zstd", level="most")
 
 
 @pytest.mark.parametrize("cname", ["lz4", "lz4hc", "blosclz", "zlib", "zstd"])

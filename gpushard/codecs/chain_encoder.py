@@ -14,6 +14,7 @@ from zarr.core.sync import sync
 from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.compressing import compressor, threads_for
 from gpushard.codecs.zarr_objects import (
+    all_settings,
     codec_object,
     elements_spec,
     encoded_spec,
@@ -156,7 +157,7 @@ class ChainEncoder:
             codec: Any = None if unfitted is None else fit(spec, unfitted, array)
             own = None
             if i > self._n_array_array:
-                own = compressor(spec, codec.to_dict().get("configuration", {}))
+                own = compressor(spec, all_settings(spec, codec))
             elif i == self._n_array_array and spec.name == "bytes":
                 own = _to_bytes(spec, self._struct or array.dtype.to_native_dtype())
             steps.append(_Step(spec, codec, array, own, i > self._n_array_array))

@@ -30,6 +30,8 @@ Compress = Callable[[Sequence[Bytes], int], list[Bytes]]
 LARGE_NBYTES = 64 * KIB
 # blosc.h: the numbers of its filters.
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+# zstd.h: ZSTD_minCLevel, to which libzstd raises lower levels.
+_LOWEST_ZSTD_LEVEL = -(1 << 17)
 # A compiled module, of which there are no types.
 _compress_blosc: Any = import_module("numcodecs.blosc").compress
 
@@ -37,13 +39,15 @@ _compress_blosc: Any = import_module("numcodecs.blosc").compress
 def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | None:
     """Encoder of `spec` that needs no object of zarr's; None if there is none here.
 
-    `configuration` has the codec's settings, also those that `spec` leaves open. The
-    encoder may be called from several threads at once.
+    `configuration` has all settings (`zarr_objects.all_settings`). The encoder may be
+    called from several threads at once.
     """
     match spec.name:
-        case "zstd" | "numcodecs.zstd":
+        # A level may be of any type, and numcodecs takes some that are no integers.
+        case "zstd" | "numcodecs.zstd" if isinstance(configuration["level"], int):
             level = min(configuration["level"], zstandard.MAX_COMPRESSION_LEVEL)
-            has_checksum = bool(configuration.get("checksum", False))
+            level = max(level, _LOWEST_ZSTD_LEVEL)
+            has_checksum = bool(configuration["checksum"])
             return _ZstdContexts(level, has_checksum=has_checksum).compress
         case "blosc":
             return partial(_each, _blosc(configuration))

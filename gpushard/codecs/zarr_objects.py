@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -91,6 +91,13 @@ def fit(spec: CodecSpec, codec: Any, array: ArraySpec) -> Any:
             # zarr makes numcodecs' object only when it decodes for the first time.
             numcodecs.get_codec(dict(fitted.codec_config))
         return fitted
+
+
+def all_settings(spec: CodecSpec, codec: Any) -> Mapping[str, Any]:
+    """Settings of a fitted codec, also those that the metadata leave open."""
+    if spec.name.startswith(_OF_NUMCODECS):
+        return numcodecs.get_codec(dict(codec.codec_config)).get_config()
+    return codec.to_dict().get("configuration", {})
 
 
 def encoded_spec(spec: CodecSpec, codec: Any, array: ArraySpec) -> ArraySpec:
