@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import ShardingCodec, ZstdCodec
+from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.codecs import TransposeCodec as Turned
 from zarr.storage import MemoryStore
 
 import gpushard
+from gpushard import Options
 from gpushard.layout import GridAxis
+from gpushard.options import MIB
 from gpushard.selecting.selection import IndexAxis, SliceAxis
 from gpushard.writing import encode
 from gpushard.writing.regions import Box
@@ -159,3 +163,25 @@ def test_only_inner_chunks_at_the_edges_are_assembled_alone(monkeypatch):
     assert not alone
     a[2:30, 4:30] = 2
     assert len(alone) == 8 * 7 - 6 * 6
+
+
+def peak_of_a_write(values, **about):
+    """Most memory that a write takes, of one shard of 4 KiB chunks."""
+    options = Options(memory_limit=MIB, threads=1)
+    whole = {"shape": values.shape, "dtype": values.dtype, "shards": values.shape}
+    a = gpushard.create_array(
+        MemoryStore(), chunks=(1, 4096), options=options, **whole, **about
+    )
+    a[0, 0] = 1  # codecs are imported
+    tracemalloc.start()
+    try:
+        a[...] = values
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", [ZstdCodec(), GzipCodec(), BloscCodec()], ids=repr)
+def test_encoded_inner_chunks_take_the_memory_of_their_bytes(codec):
+    repetitive = np.full((4096, 4096), 3, "u1")
+    assert peak_of_a_write(repetitive, compressors=[codec]) < 6 * MIB

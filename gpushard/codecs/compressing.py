@@ -80,7 +80,8 @@ class _ZstdContexts(threading.local):
         else:
             n_worth = sum(map(len, batch)) // LARGE_NBYTES
             found = self._many([*batch], threads=min(n_threads, n_worth))
-        return [np.frombuffer(frame, np.uint8) for frame in found]
+        # What it gives keeps memory for the largest encoding that there could be.
+        return [np.frombuffer(frame, np.uint8).copy() for frame in found]
 
 
 def _each(
