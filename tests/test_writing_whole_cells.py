@@ -185,3 +185,9 @@ def peak_of_a_write(values, **about):
 def test_encoded_inner_chunks_take_the_memory_of_their_bytes(codec):
     repetitive = np.full((4096, 4096), 3, "u1")
     assert peak_of_a_write(repetitive, compressors=[codec]) < 6 * MIB
+
+
+def test_an_inner_chunk_keeps_no_others_that_are_all_fill_value():
+    sparse = np.zeros((4096, 4096), "u1")
+    sparse[::64] = 1
+    assert peak_of_a_write(sparse, compressors=None) < 6 * MIB

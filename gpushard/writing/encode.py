@@ -136,9 +136,11 @@ class Encoder:
             if whole is not None:
                 rest = whole.rest
                 for cells in whole.batches(n_batch):
-                    chunks = self._whole_chunks(whole.elements(cells, values))
-                    entries = entries_of(cells, region.entry_strides)
-                    yield from zip(entries.tolist(), self._encoded(chunks), strict=True)
+                    entries = entries_of(cells, region.entry_strides).tolist()
+                    elements = whole.elements(cells, values)
+                    # No name keeps the inner chunks while the next ones are made.
+                    encoded = self._encoded(self._whole_chunks(elements))
+                    yield from zip(entries, encoded, strict=True)
         for part in rest:
             inside = _cells(region, Change(part, values))
             for batch in _batches(inside, n_batch):
@@ -280,4 +282,7 @@ class Encoder:
         )
         for i, payload in zip(kept, payloads, strict=True):
             encoded[i] = payload
+            # A view keeps the memory of all inner chunks that were assembled together.
+            if len(kept) < len(chunks) and payload is not None:
+                encoded[i] = payload.copy()
         return encoded
