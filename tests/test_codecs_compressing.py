@@ -103,6 +103,17 @@ def test_a_checksum_follows_the_bytes():
     assert encoded.tobytes() == b"123456789" + (0xE3069283).to_bytes(4, "little")
 
 
+@pytest.mark.filterwarnings(NUMCODECS_WARNS)
+@pytest.mark.parametrize("name", ["gzip", "bz2"])  # of our own, and zarr's
+def test_a_lack_of_memory_is_not_said_to_be_about_the_values(name, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(f"{name}.compress", fail)
+    with pytest.raises(MemoryError):
+        in_a_chain(f"numcodecs.{name}", level=1)
+
+
 def test_other_codecs_are_left_to_zarr():
     assert compressor(CodecSpec("numcodecs.bz2", {}, "$"), {"level": 1}) is None
 

@@ -69,6 +69,8 @@ class _Step(NamedTuple):
                 return run_side_by_side(self._encoded_here, batch, n_threads)
             pairs = [(self._buffer(item), self.array) for item in batch]
             encoded = sync(self.codec.encode(pairs))
+        except MemoryError:
+            raise  # this error is not about the values
         except Exception as error:
             raise UnsupportedError(
                 f"the values cannot be encoded, the codec says: {error}",
