@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numcodecs
@@ -101,6 +102,16 @@ def test_gzip_has_its_level_and_tells_no_time(name, level):
 def test_a_checksum_follows_the_bytes():
     encoded = own("crc32c")(np.frombuffer(b"123456789", np.uint8))
     assert encoded.tobytes() == b"123456789" + (0xE3069283).to_bytes(4, "little")
+
+
+def test_a_checksum_copies_the_bytes_once():
+    data = np.zeros(1 << 20, np.uint8)
+    tracemalloc.start()
+    try:
+        own("crc32c")(data)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.filterwarnings(NUMCODECS_WARNS)

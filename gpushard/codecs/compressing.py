@@ -109,4 +109,4 @@ def _gzip(level: int, data: Bytes) -> Bytes:
 
 
 def _with_checksum(data: Bytes) -> Bytes:
-    return np.frombuffer(with_checksum(data.tobytes()), np.uint8)
+    return np.frombuffer(with_checksum(data), np.uint8)

@@ -55,6 +55,7 @@ def from_spec(spec: CodecSpec) -> Crc32cCodec:
     return Crc32cCodec(spec.name, library_label("crc32c"), n_copies=0)
 
 
-def with_checksum(data: bytes) -> bytes:
+def with_checksum(data: HostBytes) -> bytes:
     """`data` as the codec encodes it."""
-    return data + crc32c(data).to_bytes(CHECKSUM_NBYTES, "little")
+    view = memoryview(data)
+    return b"".join((view, crc32c(view).to_bytes(CHECKSUM_NBYTES, "little")))
