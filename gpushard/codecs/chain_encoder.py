@@ -54,8 +54,8 @@ class _Step(NamedTuple):
 
         From zarr 3.2 on most can (`zarr.abc.codec.SupportsSyncCodec`).
         """
-        can = hasattr(self.codec, "_encode_sync")
-        return can and getattr(self.codec, "_sync_capable", True)
+        is_sync = hasattr(self.codec, "_encode_sync")
+        return is_sync and getattr(self.codec, "_sync_capable", True)
 
     def encode(
         self, batch: Sequence[NDArray[Any]], n_threads: int

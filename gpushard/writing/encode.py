@@ -135,16 +135,22 @@ class Encoder:
             whole = WholeCells.of(change.part, region.grid)
             if whole is not None:
                 rest = whole.rest
-                for cells in whole.batches(n_batch):
-                    entries = entries_of(cells, region.entry_strides).tolist()
-                    elements = whole.elements(cells, values)
-                    # No name keeps the inner chunks while the next ones are made.
-                    encoded = self._encoded(self._whole_chunks(elements))
-                    yield from zip(entries, encoded, strict=True)
+                yield from self._whole_payloads(region, whole, values, n_batch)
         for part in rest:
             inside = _cells(region, Change(part, values))
             for batch in _batches(inside, n_batch):
                 yield from self._part_payloads(stored, batch)
+
+    def _whole_payloads(
+        self, region: Region, whole: WholeCells, values: NDArray[Any], n_batch: int
+    ) -> Iterator[tuple[int, Bytes | None]]:
+        """Entry and bytes of inner chunks of which every element is written."""
+        for cells in whole.batches(n_batch):
+            entries = entries_of(cells, region.entry_strides).tolist()
+            elements = whole.elements(cells, values)
+            # No name keeps the inner chunks while the next ones are made.
+            encoded = self._encoded(self._whole_chunks(elements))
+            yield from zip(entries, encoded, strict=True)
 
     def _whole_chunks(self, elements: NDArray[Any]) -> list[NDArray[Any]]:
         """Inner chunks in stored axes, of elements by cells and places in them."""

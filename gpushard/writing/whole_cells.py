@@ -31,6 +31,8 @@ class WholeCells:
     ----------
     axes
         What is written along each axis, within whole cells.
+    grid
+        The grid along each axis.
     spans
         The whole cells along each axis.
     rest
