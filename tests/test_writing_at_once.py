@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,13 +62,27 @@ def test_one_object_of_a_zarr_store_is_written_by_one_thread_at_a_time():
     assert store.n_most == 1
 
 
-@pytest.mark.parametrize(("side", "n"), [(64, 10), (1024, 4), (2048, 2)])
-def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(side, n):
+@pytest.mark.parametrize(
+    ("is_far", "side", "n"),
+    [
+        (True, 64, 10),
+        (True, 1024, 4),
+        (True, 2048, 2),
+        (False, 64, 10),
+        (False, 256, 4),
+        (False, 1024, 2),
+    ],
+)
+def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(
+    is_far, side, n, monkeypatch
+):
     options = gpushard.Options(threads=2, memory_limit=1 << 30)
     shape = (64 * side, side)
     a = gpushard.create_array(
         MemoryStore(), shape=shape, dtype="i4", chunks=(side, side), options=options
     )
+    costs = replace(a.source.store.costs, prefers_whole_objects=is_far)
+    monkeypatch.setattr(a.source.store, "costs", costs)
     assert n_waiting_at_once(a.source) == n
 
 

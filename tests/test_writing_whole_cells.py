@@ -20,6 +20,7 @@ from gpushard.options import MIB
 from gpushard.selecting.selection import IndexAxis, SliceAxis
 from gpushard.writing import encode
 from gpushard.writing.regions import Box
+from gpushard.writing.shard import are_fill
 from gpushard.writing.whole_cells import WholeCells, entries_of
 
 
@@ -181,7 +182,9 @@ def peak_of_a_write(values, **about):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("codec", [ZstdCodec(), GzipCodec(), BloscCodec()], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [ZstdCodec(), GzipCodec(), BloscCodec()], ids=lambda c: type(c).__name__
+)
 def test_encoded_inner_chunks_take_the_memory_of_their_bytes(codec):
     repetitive = np.full((4096, 4096), 3, "u1")
     assert peak_of_a_write(repetitive, compressors=[codec]) < 6 * MIB
@@ -191,3 +194,28 @@ def test_an_inner_chunk_keeps_no_others_that_are_all_fill_value():
     sparse = np.zeros((4096, 4096), "u1")
     sparse[::64] = 1
     assert peak_of_a_write(sparse, compressors=None) < 6 * MIB
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "others"),
+    [
+        ("f4", 0.0, [-0.0, 1.0]),
+        ("f8", np.nan, [0.0]),
+        ("i2", -1, [255, 0]),
+        ("?", True, [False]),
+        ("c8", 1j, [1.0]),
+        ("U3", "a", ["ab", ""]),
+        ([("x", "i4"), ("y", "u1")], (1, 2), [(1, 3), (0, 2)]),
+    ],
+    ids=str,
+)
+def test_what_is_all_fill_value_is_told_of_all_inner_chunks_at_once(
+    dtype, fill, others
+):
+    chunks = np.full((2 + 2 * len(others), 3, 4), np.array(fill, dtype))
+    for i, other in enumerate(others):
+        chunks[2 * i + 1, 0, 0] = other
+        chunks[2 * i + 2, 2, 3] = other
+    found = are_fill(chunks, np.array(fill, dtype))
+    assert found == [True, *[False] * (2 * len(others)), True]
+    assert found == are_fill([*chunks], np.array(fill, dtype))

@@ -25,6 +25,8 @@ from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.workers import run_side_by_side
 
 Bytes = NDArray[np.uint8]
+Arrays = Sequence[NDArray[Any]] | NDArray[Any]
+"""Arrays of one shape, or one array of them along its first axis."""
 
 
 class _Step(NamedTuple):
@@ -45,7 +47,7 @@ class _Step(NamedTuple):
     spec: CodecSpec
     codec: Any
     array: Any
-    own: Callable[[Sequence[NDArray[Any]], int], list[Bytes]] | None
+    own: Callable[[Any, int], list[Bytes]] | None
     takes_bytes: bool
 
     @property
@@ -57,16 +59,14 @@ class _Step(NamedTuple):
         is_sync = hasattr(self.codec, "_encode_sync")
         return is_sync and getattr(self.codec, "_sync_capable", True)
 
-    def encode(
-        self, batch: Sequence[NDArray[Any]], n_threads: int
-    ) -> list[NDArray[Any] | None]:
+    def encode(self, batch: Arrays, n_threads: int) -> list[NDArray[Any] | None]:
         """Each array encoded; None if nothing is stored."""
         try:
             if self.own is not None:
                 return [*self.own(batch, n_threads)]
             if self.runs_here:
-                n_threads = threads_for(batch, n_threads)
-                return run_side_by_side(self._encoded_here, batch, n_threads)
+                n_threads = threads_for(items := [*batch], n_threads)
+                return run_side_by_side(self._encoded_here, items, n_threads)
             pairs = [(self._buffer(item), self.array) for item in batch]
             encoded = sync(self.codec.encode(pairs))
         except MemoryError:
@@ -118,13 +118,13 @@ class ChainEncoder:
         self._array = elements_spec(chain.array_bytes, elements)
         self._fitted: tuple[tuple[int, ...], list[_Step]] = ((), [])
 
-    def encode(
-        self, arrays: Sequence[NDArray[Any]], n_threads: int = 1
-    ) -> list[Bytes | None]:
+    def encode(self, arrays: Arrays, n_threads: int = 1) -> list[Bytes | None]:
         """Bytes of each array, all of one shape; None if a codec stores nothing.
 
         Parameters
         ----------
+        arrays
+            Arrays, or one array of them along its first axis.
         n_threads
             Threads that encode, where the codecs need no event loop. Otherwise zarr
             encodes the arrays in threads of its own.
@@ -138,14 +138,19 @@ class ChainEncoder:
         UnsupportedError
             A codec cannot encode these values.
         """
-        encoded: list[NDArray[Any] | None] = [*arrays]
-        for step in self._steps(arrays[0].shape) if arrays else ():
-            at = [i for i, item in enumerate(encoded) if item is not None]
+        if not len(arrays):
+            return []
+        steps, batch = self._steps(arrays[0].shape), arrays
+        at, is_bytes = range(len(arrays)), False
+        for step in steps:
+            encoded = step.encode(batch, n_threads) if len(batch) else []
+            at = [i for i, item in zip(at, encoded, strict=True) if item is not None]
             batch = [item for item in encoded if item is not None]
-            done = step.encode(batch, n_threads) if batch else []
-            for i, item in zip(at, done, strict=True):
-                encoded[i] = item
-        return [None if item is None else as_bytes(item) for item in encoded]
+            is_bytes = step.own is not None
+        found: list[Bytes | None] = [None] * len(arrays)
+        for i, item in zip(at, batch, strict=True):
+            found[i] = item if is_bytes else as_bytes(item)
+        return found
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
@@ -197,14 +202,17 @@ def _opaque(dtype: np.dtype[Any]) -> Any:
 
 def _to_bytes(
     spec: CodecSpec, dtype: np.dtype[Any]
-) -> Callable[[Sequence[NDArray[Any]], int], list[Bytes]] | None:
+) -> Callable[[Arrays, int], list[Bytes]] | None:
     """The codec "bytes" for elements of `dtype`; None if NumPy has no such cast."""
     stored = stored_elements(spec, dtype)
     if not stored.is_castable or not dtype.itemsize:
         return None
 
-    def encode(batch: Sequence[NDArray[Any]], _: int) -> list[Bytes]:
+    def encode(batch: Arrays, _: int) -> list[Bytes]:
         dtype = stored.view_dtype
+        if isinstance(batch, np.ndarray):
+            rows = as_bytes(np.ascontiguousarray(batch, dtype))
+            return [*rows.reshape(len(batch), -1)]
         return [as_bytes(np.ascontiguousarray(array, dtype)) for array in batch]
 
     return encode

@@ -41,8 +41,9 @@ from gpushard.writing.values import fitting_values
 
 # During a write a shard is held in its old, its new and its encoded form.
 _COPIES = 3
-# Decoded bytes of shards that more threads than there are CPUs write at once.
-_WAITING_NBYTES = 16 * MIB
+# Decoded bytes of shards that more threads than there are CPUs write at once: over a
+# network, and to files. To encode those of a file takes longer than to wait for it.
+_WAITING_NBYTES, _WAITING_FILES_NBYTES = 16 * MIB, MIB
 
 
 def assign(
@@ -105,9 +106,12 @@ def n_waiting_at_once(source: Source) -> int:
 
     It then waits for the disk or a server, and hardly for a CPU.
     """
-    most = min(_WAITING_NBYTES, source.options.memory_limit // _COPIES)
+    costs = source.store.costs
+    waits_long = costs.prefers_whole_objects
+    most = _WAITING_NBYTES if waits_long else _WAITING_FILES_NBYTES
+    most = min(most, source.options.memory_limit // _COPIES)
     n = most // max(1, _shard_nbytes(source))
-    return max(n_shards_at_once(source), min(n, source.store.costs.concurrency))
+    return max(n_shards_at_once(source), min(n, costs.concurrency))
 
 
 def _shard_nbytes(source: Source) -> int:

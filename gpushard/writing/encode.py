@@ -22,8 +22,8 @@ from gpushard.writing.regions import Part
 from gpushard.writing.shard import (
     Region,
     StoredShard,
+    are_fill,
     blank_entries,
-    is_fill,
     merged,
 )
 from gpushard.writing.whole_cells import WholeCells, entries_of
@@ -152,14 +152,14 @@ class Encoder:
             encoded = self._encoded(self._whole_chunks(elements))
             yield from zip(entries, encoded, strict=True)
 
-    def _whole_chunks(self, elements: NDArray[Any]) -> list[NDArray[Any]]:
+    def _whole_chunks(self, elements: NDArray[Any]) -> NDArray[Any]:
         """Inner chunks in stored axes, of elements by cells and places in them."""
         layout, ndim = self.source.layout, self.source.layout.ndim
         inner = (ndim + axis for axis in layout.outer_order)
         turned = elements.transpose(*range(ndim), *inner)
         chunks = np.empty(turned.shape, layout.dtype)
         chunks[...] = turned
-        return [*chunks.reshape(-1, *turned.shape[ndim:])]
+        return chunks.reshape(-1, *turned.shape[ndim:])
 
     def _part_payloads(
         self, stored: StoredShard | None, batch: list[tuple[int, Region, Change]]
@@ -185,14 +185,14 @@ class Encoder:
         if not payloads:
             return None
         offset = region.index_nbytes if region.has_index_at_start else 0
+        order = payload_order(region.index_shape, self.options.order)
+        if len(payloads) < len(order):
+            order = order[[entry in payloads for entry in order.tolist()]]
+        pieces = [payloads[entry] for entry in order.tolist()]
+        sizes = np.fromiter(map(len, pieces), np.uint64, len(pieces))
         entries = blank_entries(region.n_entries)
-        pieces: list[Piece] = []
-        for entry in payload_order(region.index_shape, self.options.order).tolist():
-            payload = payloads.get(entry)
-            if payload is not None:
-                entries[entry] = offset, len(payload)
-                offset += len(payload)
-                pieces.append(payload)
+        entries[order, 0] = np.cumsum(sizes) - sizes + np.uint64(offset)
+        entries[order, 1] = sizes
         index = self.index_bytes(region, entries)
         return [index, *pieces] if region.has_index_at_start else [*pieces, index]
 
@@ -273,22 +273,21 @@ class Encoder:
         payloads.update(zip(rest, encoded, strict=True))
         return [payloads[i] for i in range(len(batch))]
 
-    def _encoded(self, chunks: list[NDArray[Any]]) -> list[Bytes | None]:
+    def _encoded(self, chunks: NDArray[Any] | list[NDArray[Any]]) -> list[Bytes | None]:
         """Bytes of inner chunks in stored axes; None for what need not be stored."""
-        fill_value = self.source.layout.fill_value
-        keeps_empty = self.options.write_empty_chunks
+        is_filled = [False] * len(chunks)
+        if not self.options.write_empty_chunks:
+            is_filled = are_fill(chunks, self.source.layout.fill_value)
+        n_threads = self.source.options.threads
+        if not any(is_filled):
+            return self._chunks.encode(chunks, n_threads)
         kept = [
-            i
-            for i, chunk in enumerate(chunks)
-            if keeps_empty or not is_fill(chunk, fill_value)
+            chunk for chunk, empty in zip(chunks, is_filled, strict=True) if not empty
         ]
-        encoded: list[Bytes | None] = [None] * len(chunks)
-        payloads = self._chunks.encode(
-            [chunks[i] for i in kept], self.source.options.threads
-        )
-        for i, payload in zip(kept, payloads, strict=True):
-            encoded[i] = payload
-            # A view keeps the memory of all inner chunks that were assembled together.
-            if len(kept) < len(chunks) and payload is not None:
-                encoded[i] = payload.copy()
-        return encoded
+        payloads = iter(self._chunks.encode(kept, n_threads))
+        # A view keeps the memory of all inner chunks that were assembled together.
+        return [None if is_empty else _alone(next(payloads)) for is_empty in is_filled]
+
+
+def _alone(payload: Bytes | None) -> Bytes | None:
+    return None if payload is None else payload.copy()

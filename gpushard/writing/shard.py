@@ -212,3 +212,19 @@ def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
     fill = np.frombuffer(stored, np.uint8)
     elements = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
     return bool(np.all(elements.reshape(-1, len(fill)) == fill))
+
+
+def are_fill(
+    chunks: NDArray[Any] | list[NDArray[Any]], fill_value: NDArray[Any]
+) -> list[bool]:
+    """Whether each inner chunk holds only the fill value, bit for bit."""
+    if isinstance(chunks, list) or chunks.dtype.kind in "OT" or not chunks.size:
+        return [is_fill(chunk, fill_value) for chunk in chunks]
+    # As a rule the first element tells.
+    firsts = np.ascontiguousarray(chunks.reshape(len(chunks), -1)[:, 0])
+    may_be = firsts.view(np.uint8).reshape(len(chunks), -1)
+    fill = np.frombuffer(fill_value.tobytes(), np.uint8)
+    found = np.all(may_be == fill, axis=1)
+    for i in np.flatnonzero(found).tolist():
+        found[i] = is_fill(chunks[i], fill_value)
+    return found.tolist()
