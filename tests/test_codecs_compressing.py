@@ -58,7 +58,10 @@ NUMCODECS_WARNS = "ignore:Numcodecs codecs are not in the Zarr"
 
 @pytest.mark.filterwarnings(NUMCODECS_WARNS)
 @pytest.mark.parametrize("name", ["zstd", "gzip"])
-def test_settings_that_the_metadata_leave_open_are_those_of_numcodecs(name):
+def test_settings_that_the_metadata_leave_open_are_those_of_numcodecs(
+    name, monkeypatch
+):
+    monkeypatch.setattr(compressing.libdeflate, "find", lambda: None)
     encoded = in_a_chain(f"numcodecs.{name}")
     peer = numcodecs.get_codec({"id": name})
     assert decoded(name, encoded) == DATA.tobytes()
@@ -90,13 +93,41 @@ def test_blosc_has_the_bytes_that_zarrs_codec_gives(cname, shuffle):
     assert encoded.tobytes() == bytes(codec._blosc_codec.encode(DATA))
 
 
+@pytest.fixture
+def library(request, monkeypatch):
+    """What encodes gzip."""
+    if request.param == "zlib":
+        monkeypatch.setattr(compressing.libdeflate, "find", lambda: None)
+    elif compressing.libdeflate.find() is None:
+        pytest.skip("this system has no libdeflate")
+
+
+@pytest.mark.parametrize("library", ["libdeflate", "zlib"], indirect=True)
 @pytest.mark.parametrize("name", ["gzip", "numcodecs.gzip"])
 @pytest.mark.parametrize("level", [0, 1, 9])
+@pytest.mark.usefixtures("library")
 def test_gzip_has_its_level_and_tells_no_time(name, level):
     encoded = own(name, level=level)(DATA)
     assert decoded("gzip", encoded) == DATA.tobytes()
     assert (len(encoded) < len(DATA)) == (level > 0)
     assert not np.any(encoded[4:8])  # RFC 1952: MTIME
+    assert len(own(name, level=9)(DATA)) <= len(encoded)
+
+
+@pytest.mark.parametrize("library", ["libdeflate", "zlib"], indirect=True)
+@pytest.mark.usefixtures("library")
+def test_threads_encode_gzip_beside_one_another():
+    encode = own("gzip", level=5)
+    blocks = blocks_of(64, 40_000)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(encode, blocks))
+    assert [decoded("gzip", one) for one in found] == [one.tobytes() for one in blocks]
+
+
+def test_a_level_that_zlib_lacks_is_left_to_zlib():
+    assert compressing.libdeflate.compressor(10, "gzip") is None
+    with pytest.raises(Exception, match="compression level"):
+        own("gzip", level=10)(DATA)
 
 
 def test_a_checksum_follows_the_bytes():
@@ -120,6 +151,7 @@ def test_a_lack_of_memory_is_not_said_to_be_about_the_values(name, monkeypatch):
     def fail(*_, **__):
         raise MemoryError
 
+    monkeypatch.setattr(compressing.libdeflate, "find", lambda: None)
     monkeypatch.setattr(f"{name}.compress", fail)
     with pytest.raises(MemoryError):
         in_a_chain(f"numcodecs.{name}", level=1)

@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from gpushard.codecs import libdeflate
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
@@ -52,7 +53,7 @@ def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | 
         case "blosc":
             return partial(_each, _blosc(configuration))
         case "gzip" | "numcodecs.gzip":
-            return partial(_each, partial(_gzip, configuration["level"]))
+            return partial(_each, _gzip(configuration["level"]))
         case "crc32c":
             return partial(_each, _with_checksum)
         case _:
@@ -104,8 +105,11 @@ def _blosc(configuration: Mapping[str, Any]) -> Callable[[Bytes], Bytes]:
     return compress
 
 
-def _gzip(level: int, data: Bytes) -> Bytes:
-    return np.frombuffer(gzip.compress(data, level, mtime=0), np.uint8)
+def _gzip(level: Any) -> Callable[[Bytes], Bytes]:
+    def compress(data: Bytes) -> Bytes:
+        return np.frombuffer(gzip.compress(data, level, mtime=0), np.uint8)
+
+    return libdeflate.compressor(level, "gzip") or compress
 
 
 def _with_checksum(data: Bytes) -> Bytes:

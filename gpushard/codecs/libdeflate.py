@@ -1,12 +1,14 @@
 """Whole deflate streams through libdeflate, if the system has it.
 
-libdeflate decodes up to three times as fast as zlib, but only one stream whose decoded
-size is known. zlib decodes all others, and says what is wrong with a damaged one.
+libdeflate is up to three times as fast as zlib. It decodes only one stream whose
+decoded size is known; zlib decodes all others, and says what is wrong with a damaged
+one.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
-from gpushard.codecs.contexts import ThreadContexts
+from gpushard.codecs.contexts import ThreadContexts, address_of
 
 # This code is written for this binary interface; the name is the file's SONAME.
 _SONAME = "libdeflate.so.0"
 # RFC 1952, 2.3: magic number, method, and the flag of a checksum of the header itself,
 # which libdeflate does not look at.
 _GZIP_MAGIC, _FHCRC = b"\x1f\x8b\x08", 2
+# Levels of zlib; libdeflate has these and higher ones.
+_LEVELS = range(10)
 # RFC 1951, 3.2.5: 258 bytes for a length and a distance of one bit each.
 _MAX_EXPANSION = 1032
 
@@ -36,11 +40,23 @@ def find() -> Any | None:
                 *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
                 *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p),
             )
+            function = getattr(lib, f"libdeflate_{wrapper}_compress")
+            function.argtypes = (
+                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+                *(ctypes.c_void_p, ctypes.c_size_t),
+            )
+            function.restype = ctypes.c_size_t
+            function = getattr(lib, f"libdeflate_{wrapper}_compress_bound")
+            function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+            function.restype = ctypes.c_size_t
     except (OSError, AttributeError):
         return None
     lib.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
     lib.libdeflate_free_decompressor.restype = None
     lib.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
+    lib.libdeflate_alloc_compressor.restype = ctypes.c_void_p
+    lib.libdeflate_free_compressor.restype = None
+    lib.libdeflate_free_compressor.argtypes = [ctypes.c_void_p]
     return lib
 
 
@@ -84,6 +100,37 @@ def decode_stream(
         None,
     )
     return target if status == 0 and used.value == len(source) else None
+
+
+def compressor(
+    level: int, wrapper: str
+) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None:
+    """Encoder of whole streams at a level of zlib's; None if libdeflate has none.
+
+    `wrapper` is "gzip" or "zlib". The encoder may be called from several threads at
+    once.
+    """
+    lib = find()
+    if lib is None or level not in _LEVELS:
+        return None
+    contexts = ThreadContexts(
+        lambda lib: lib.libdeflate_alloc_compressor(level) or 0,
+        "libdeflate_free_compressor",
+    )
+    if not contexts.address(lib):  # older releases have no level 0
+        return None
+    compress = getattr(lib, f"libdeflate_{wrapper}_compress")
+    bound = getattr(lib, f"libdeflate_{wrapper}_compress_bound")
+
+    def encode(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        context = contexts.address(lib)
+        if not context:
+            raise MemoryError("no memory for a compressor of libdeflate")
+        target = np.empty(bound(context, len(data)), np.uint8)
+        places = address_of(data), len(data), address_of(target), len(target)
+        return target[: compress(context, *places)].copy()
+
+    return encode
 
 
 def _has_header_checksum(source: NDArray[np.uint8]) -> bool:
