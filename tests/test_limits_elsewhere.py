@@ -57,15 +57,19 @@ def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
     meta = document((16 * KIB,), (16 * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD]))
     put(tmp_path, meta)
     batches: list[int] = []
-    real = Encoder._payloads
+    real = Encoder._encoded
 
-    def payloads(self: Encoder, changed: Any) -> Any:
-        batches.append(len(changed))
-        return real(self, changed)
+    def encoded(self: Encoder, chunks: Any) -> Any:
+        batches.append(len(chunks))
+        return real(self, chunks)
 
-    monkeypatch.setattr(Encoder, "_payloads", payloads)
+    monkeypatch.setattr(Encoder, "_encoded", encoded)
     options = Options(threads=threads, memory_limit=limit)
-    gpushard.open_array(tmp_path, device="cpu", options=options)[:] = 3
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    a[::2] = 3  # in part
+    assert max(batches) == most
+    batches.clear()
+    a[:] = 4
     assert max(batches) == most
 
 

@@ -166,7 +166,7 @@ class ChainEncoder:
             if i > self._n_array_array:
                 own = compressor(spec, all_settings(spec, codec))
             elif i == self._n_array_array and spec.name == "bytes":
-                own = _to_bytes(spec, self._struct or array.dtype.to_native_dtype())
+                own = _to_bytes(spec, self._struct or _native(array.dtype))
             steps.append(_Step(spec, codec, array, own, i > self._n_array_array))
             if codec is not None:
                 array = encoded_spec(spec, codec, array)
@@ -198,6 +198,11 @@ def _opaque(dtype: np.dtype[Any]) -> Any:
     """Plain data type of the same size, which hides a struct from codecs."""
     configuration = {"length_bytes": dtype.itemsize}
     return {"name": "raw_bytes", "configuration": configuration}
+
+
+def _native(dtype: Any) -> np.dtype[Any]:
+    """NumPy's data type; zarr 3.1 has that itself behind numcodecs' filters."""
+    return dtype if isinstance(dtype, np.dtype) else dtype.to_native_dtype()
 
 
 def _to_bytes(
