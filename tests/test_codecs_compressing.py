@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numcodecs
 import numpy as np
@@ -124,10 +125,23 @@ def test_threads_encode_gzip_beside_one_another():
     assert [decoded("gzip", one) for one in found] == [one.tobytes() for one in blocks]
 
 
-def test_a_level_that_zlib_lacks_is_left_to_zlib():
-    assert compressing.libdeflate.compressor(10, "gzip") is None
-    with pytest.raises(Exception, match="compression level"):
-        own("gzip", level=10)(DATA)
+@pytest.mark.parametrize(("level", "told"), [(10, "level"), (3.0, "integer")])
+def test_a_level_that_zlib_lacks_is_refused_by_zlib(level, told):
+    assert compressing.libdeflate.gzip_compressor(level) is None
+    with pytest.raises(Exception, match=told):
+        own("gzip", level=level)(DATA)
+
+
+def test_zlib_encodes_where_libdeflate_only_decodes(monkeypatch):
+    monkeypatch.setattr(compressing.libdeflate, "find", SimpleNamespace)
+    assert decoded("gzip", own("gzip", level=5)(DATA)) == DATA.tobytes()
+
+
+@pytest.mark.parametrize("library", ["libdeflate", "zlib"], indirect=True)
+@pytest.mark.usefixtures("library")
+def test_no_bytes_are_a_stream_of_gzip_too():
+    encoded = own("gzip", level=5)(np.empty(0, np.uint8))
+    assert decoded("gzip", encoded) == b""
 
 
 def test_a_checksum_follows_the_bytes():

@@ -109,7 +109,7 @@ def _gzip(level: Any) -> Callable[[Bytes], Bytes]:
     def compress(data: Bytes) -> Bytes:
         return np.frombuffer(gzip.compress(data, level, mtime=0), np.uint8)
 
-    return libdeflate.compressor(level, "gzip") or compress
+    return libdeflate.gzip_compressor(level) or compress
 
 
 def _with_checksum(data: Bytes) -> Bytes:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes
-from gpushard.codecs.contexts import ThreadContexts, address_of
+from gpushard.codecs.contexts import ThreadContexts
 
 # This code is written for this binary interface; the name is the file's SONAME.
 _SONAME = "libdeflate.so.0"
@@ -40,23 +40,11 @@ def find() -> Any | None:
                 *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
                 *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p),
             )
-            function = getattr(lib, f"libdeflate_{wrapper}_compress")
-            function.argtypes = (
-                *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
-                *(ctypes.c_void_p, ctypes.c_size_t),
-            )
-            function.restype = ctypes.c_size_t
-            function = getattr(lib, f"libdeflate_{wrapper}_compress_bound")
-            function.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-            function.restype = ctypes.c_size_t
     except (OSError, AttributeError):
         return None
     lib.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
     lib.libdeflate_free_decompressor.restype = None
     lib.libdeflate_free_decompressor.argtypes = [ctypes.c_void_p]
-    lib.libdeflate_alloc_compressor.restype = ctypes.c_void_p
-    lib.libdeflate_free_compressor.restype = None
-    lib.libdeflate_free_compressor.argtypes = [ctypes.c_void_p]
     return lib
 
 
@@ -102,32 +90,43 @@ def decode_stream(
     return target if status == 0 and used.value == len(source) else None
 
 
-def compressor(
-    level: int, wrapper: str
+def gzip_compressor(
+    level: Any,
 ) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None:
-    """Encoder of whole streams at a level of zlib's; None if libdeflate has none.
+    """Encoder of gzip streams at a level of zlib's; None if libdeflate has none.
 
-    `wrapper` is "gzip" or "zlib". The encoder may be called from several threads at
-    once.
+    The encoder may be called from several threads at once.
     """
     lib = find()
-    if lib is None or level not in _LEVELS:
+    if lib is None or not isinstance(level, int) or level not in _LEVELS:
         return None
+    # libdeflate can be built to decode only.
+    compress = getattr(lib, "libdeflate_gzip_compress", None)
+    if compress is None:
+        return None
+    compress.restype = ctypes.c_size_t
+    compress.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        *(ctypes.c_void_p, ctypes.c_size_t),
+    )
+    bound = lib.libdeflate_gzip_compress_bound
+    bound.restype, bound.argtypes = ctypes.c_size_t, (ctypes.c_void_p, ctypes.c_size_t)
+    lib.libdeflate_alloc_compressor.restype = ctypes.c_void_p
+    lib.libdeflate_free_compressor.restype = None
+    lib.libdeflate_free_compressor.argtypes = [ctypes.c_void_p]
     contexts = ThreadContexts(
         lambda lib: lib.libdeflate_alloc_compressor(level) or 0,
         "libdeflate_free_compressor",
     )
     if not contexts.address(lib):  # older releases have no level 0
         return None
-    compress = getattr(lib, f"libdeflate_{wrapper}_compress")
-    bound = getattr(lib, f"libdeflate_{wrapper}_compress_bound")
 
     def encode(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         context = contexts.address(lib)
         if not context:
             raise MemoryError("no memory for a compressor of libdeflate")
         target = np.empty(bound(context, len(data)), np.uint8)
-        places = address_of(data), len(data), address_of(target), len(target)
+        places = data.ctypes.data, len(data), target.ctypes.data, len(target)
         return target[: compress(context, *places)].copy()
 
     return encode
