@@ -16,6 +16,7 @@ import gpushard
 from gpushard.codecs import compressing
 from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.codecs.compressing import compressor
+from gpushard.codecs.encoded import Encoded
 from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 
 DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
@@ -23,7 +24,7 @@ DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
 
 def own(name, **configuration):
     encode = compressor(CodecSpec(name, configuration, "$"), configuration)
-    return lambda data: encode([data], 1)[0]
+    return lambda data: encode(Encoded.of([data]), 1).items()[0]
 
 
 def decoded(name, data, **configuration):
@@ -49,8 +50,7 @@ def in_a_chain(name, **configuration):
     """What a chain makes of `DATA`."""
     little = CodecSpec("bytes", {"endian": "little"})
     chain = CodecChain((), little, (CodecSpec(name, configuration),))
-    (encoded,) = ChainEncoder(chain, INDEX_ELEMENTS).encode([DATA.view("<u8")])
-    return encoded
+    return ChainEncoder(chain, INDEX_ELEMENTS).encode_one(DATA.view("<u8"))
 
 
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
@@ -144,6 +144,14 @@ def test_no_bytes_are_a_stream_of_gzip_too():
     assert decoded("gzip", encoded) == b""
 
 
+@pytest.mark.parametrize(
+    ("name", "about"), [("lz4", {"acceleration": 3}), ("zlib", {"level": 2})]
+)
+def test_codecs_of_numcodecs_have_the_bytes_that_it_gives(name, about):
+    encoded = own(f"numcodecs.{name}", **about)(DATA)
+    assert encoded.tobytes() == numcodecs.get_codec({"id": name, **about}).encode(DATA)
+
+
 def test_a_checksum_follows_the_bytes():
     encoded = own("crc32c")(np.frombuffer(b"123456789", np.uint8))
     assert encoded.tobytes() == b"123456789" + (0xE3069283).to_bytes(4, "little")
@@ -195,9 +203,9 @@ def test_zstd_encodes_a_batch_as_it_does_one_by_one(batch, n_threads):
     spec = CodecSpec("zstd", {}, "$")
     encode = compressor(spec, {"level": 5, "checksum": True})
     blocks = blocks_of(*BATCHES[batch])
-    found = encode(blocks, n_threads)
+    found = encode(Encoded.of(blocks), n_threads).items()
     assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]
-    alone = [encode([block], 1)[0] for block in blocks]
+    alone = [encode(Encoded.of([block]), 1).items()[0] for block in blocks]
     assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
 
 
@@ -215,7 +223,7 @@ def test_zstd_takes_threads_of_which_each_has_64_kib(n, n_threads, monkeypatch):
 
     monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Noting)
     encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
-    encode(blocks_of(n, 4096), 3)
+    encode(Encoded.of(blocks_of(n, 4096)), 3)
     assert asked == [n_threads]
 
 
@@ -229,10 +237,9 @@ def test_zstd_goes_on_without_the_call_for_batches(monkeypatch):
     encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
     monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Plain)
     without = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
-    blocks = blocks_of(9, 5000)
-    assert [one.tobytes() for one in without(blocks, 2)] == [
-        one.tobytes() for one in encode(blocks, 2)
-    ]
+    blocks = Encoded.of(blocks_of(9, 5000))
+    expected = [one.tobytes() for one in encode(blocks, 2).items()]
+    assert [one.tobytes() for one in without(blocks, 2).items()] == expected
 
 
 def test_threads_have_compressors_of_their_own():

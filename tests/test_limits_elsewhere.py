@@ -59,9 +59,9 @@ def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
     batches: list[int] = []
     real = Encoder._encoded
 
-    def encoded(self: Encoder, chunks: Any) -> Any:
+    def encoded(self: Encoder, entries: Any, chunks: Any) -> Any:
         batches.append(len(chunks))
-        return real(self, chunks)
+        return real(self, entries, chunks)
 
     monkeypatch.setattr(Encoder, "_encoded", encoded)
     options = Options(threads=threads, memory_limit=limit)

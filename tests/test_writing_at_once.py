@@ -113,7 +113,7 @@ def encoder_of(chunks, **codecs):
 
 def arrays_of(n, shape):
     rng = np.random.default_rng(3)
-    return [rng.integers(0, 9, shape).astype("i4") for _ in range(n)]
+    return rng.integers(0, 9, (n, *shape)).astype("i4")
 
 
 @pytest.mark.parametrize("way", ["functions", "objects", "event loop"])
@@ -132,8 +132,9 @@ def test_each_way_to_encode_gives_what_decodes_to_the_array(chain, way, monkeypa
         monkeypatch.setattr(chain_encoder, "_to_bytes", lambda *_: None)
     a = array_of((16, 8), **CHAINS[chain])
     layout, arrays = a.source.layout, arrays_of(5, (16, 8))
-    found = ChainEncoder(layout.chain, layout.elements).encode(arrays)
-    for payload, array in zip(found, arrays, strict=True):
+    stored, encoded = ChainEncoder(layout.chain, layout.elements).encode(arrays)
+    assert stored.tolist() == [*range(5)]
+    for payload, array in zip(encoded.items(), arrays, strict=True):
         decoded = a.source.pipeline.decode(payload, (16, 8))
         assert np.array_equal(decoded, array)
 
@@ -155,9 +156,9 @@ def test_large_inner_chunks_are_encoded_side_by_side(monkeypatch, side, n_thread
         monkeypatch.setattr(module, "run_side_by_side", noting)
     encoder = encoder_of((side, side), compressors=[BloscCodec()])
     arrays = arrays_of(5, (side, side))
-    found = encoder.encode(arrays, 3)
+    found = encoder.encode(arrays, 3)[1].items()
     assert asked == [n_threads]
-    alone = [encoder.encode([array])[0] for array in arrays]
+    alone = [encoder.encode_one(array) for array in arrays]
     assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
 
 
@@ -165,6 +166,6 @@ def test_arrays_of_another_shape_are_encoded_as_such():
     encoder = encoder_of((16, 8), compressors=[BloscCodec()])
     for shape in ((16, 8), (4, 8), (16, 8)):
         (array,) = arrays_of(1, shape)
-        (found,) = encoder.encode([array])
-        (expected,) = encoder_of(shape, compressors=[BloscCodec()]).encode([array])
+        found = encoder.encode_one(array)
+        expected = encoder_of(shape, compressors=[BloscCodec()]).encode_one(array)
         assert found.tobytes() == expected.tobytes()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from zarr.core.sync import sync
 
 from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.compressing import compressor, threads_for
+from gpushard.codecs.encoded import Bytes, Encoded, Ints
 from gpushard.codecs.zarr_objects import (
     all_settings,
     codec_object,
@@ -24,9 +26,8 @@ from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.workers import run_side_by_side
 
-Bytes = NDArray[np.uint8]
-Arrays = Sequence[NDArray[Any]] | NDArray[Any]
-"""Arrays of one shape, or one array of them along its first axis."""
+Batch = NDArray[Any] | Sequence[NDArray[Any]] | Encoded
+"""Arrays of one shape: along the first axis of one array, in a list, or encoded."""
 
 
 class _Step(NamedTuple):
@@ -47,7 +48,7 @@ class _Step(NamedTuple):
     spec: CodecSpec
     codec: Any
     array: Any
-    own: Callable[[Any, int], list[Bytes]] | None
+    own: Callable[[Any, int], Encoded] | None
     takes_bytes: bool
 
     @property
@@ -59,16 +60,32 @@ class _Step(NamedTuple):
         is_sync = hasattr(self.codec, "_encode_sync")
         return is_sync and getattr(self.codec, "_sync_capable", True)
 
-    def encode(self, batch: Arrays, n_threads: int) -> list[NDArray[Any] | None]:
+    def encode(
+        self, batch: Batch, n_threads: int
+    ) -> Encoded | list[NDArray[Any] | None]:
         """Each array encoded; None if nothing is stored."""
-        try:
-            if self.own is not None:
-                return [*self.own(batch, n_threads)]
+        if self.own is None:
+            return self.by_zarr(_items(batch), n_threads)
+        with self._told():
+            return self.own(_encoded(batch) if self.takes_bytes else batch, n_threads)
+
+    def by_zarr(
+        self, items: Sequence[NDArray[Any]], n_threads: int
+    ) -> list[NDArray[Any] | None]:
+        """The same, with zarr's object."""
+        with self._told():
             if self.runs_here:
-                n_threads = threads_for(items := [*batch], n_threads)
+                n_threads = threads_for(items[0].nbytes, n_threads)
                 return run_side_by_side(self._encoded_here, items, n_threads)
-            pairs = [(self._buffer(item), self.array) for item in batch]
+            pairs = [(self._buffer(item), self.array) for item in items]
             encoded = sync(self.codec.encode(pairs))
+            return [None if one is None else one.as_numpy_array() for one in encoded]
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        """Errors say which codec refuses the values."""
+        try:
+            yield
         except MemoryError:
             raise  # this error is not about the values
         except Exception as error:
@@ -78,7 +95,6 @@ class _Step(NamedTuple):
                 json_path=self.spec.json_path,
                 hint="check that the values fit the array's codecs",
             ) from error
-        return [None if one is None else one.as_numpy_array() for one in encoded]
 
     def _encoded_here(self, item: NDArray[Any]) -> NDArray[Any] | None:
         encoded = self.codec._encode_sync(self._buffer(item), self.array)  # noqa: SLF001 - the protocol names it so
@@ -118,39 +134,43 @@ class ChainEncoder:
         self._array = elements_spec(chain.array_bytes, elements)
         self._fitted: tuple[tuple[int, ...], list[_Step]] = ((), [])
 
-    def encode(self, arrays: Arrays, n_threads: int = 1) -> list[Bytes | None]:
-        """Bytes of each array, all of one shape; None if a codec stores nothing.
+    def encode(self, arrays: NDArray[Any], n_threads: int = 1) -> tuple[Ints, Encoded]:
+        """Which arrays, along the first axis of one array, are stored, and as what.
 
         Parameters
         ----------
         arrays
-            Arrays, or one array of them along its first axis.
+            At least one array.
         n_threads
             Threads that encode, where the codecs need no event loop. Otherwise zarr
             encodes the arrays in threads of its own.
 
         Returns
         -------
-        list of uint8, shape (n_bytes,), host. May be views on the arrays.
+        Numbers of the stored arrays, int64, shape (n_stored,), and their bytes, which
+        may be views on the arrays.
 
         Raises
         ------
         UnsupportedError
             A codec cannot encode these values.
         """
-        if not len(arrays):
-            return []
-        steps, batch = self._steps(arrays[0].shape), arrays
-        at, is_bytes = range(len(arrays)), False
-        for step in steps:
-            encoded = step.encode(batch, n_threads) if len(batch) else []
-            at = [i for i, item in zip(at, encoded, strict=True) if item is not None]
-            batch = [item for item in encoded if item is not None]
-            is_bytes = step.own is not None
-        found: list[Bytes | None] = [None] * len(arrays)
-        for i, item in zip(at, batch, strict=True):
-            found[i] = item if is_bytes else as_bytes(item)
-        return found
+        kept, batch = np.arange(len(arrays), dtype=np.int64), cast("Batch", arrays)
+        for step in self._steps(arrays.shape[1:]):
+            found = step.encode(batch, n_threads)
+            if isinstance(found, Encoded):
+                batch = found
+                continue
+            kept = kept[[item is not None for item in found]]
+            batch = [item for item in found if item is not None]
+            if not batch:
+                break
+        return kept, _encoded(batch)
+
+    def encode_one(self, array: NDArray[Any]) -> Bytes | None:
+        """Bytes of an array; None if a codec stores nothing."""
+        _, encoded = self.encode(array[np.newaxis])
+        return next(iter(encoded.items()), None)
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
@@ -181,11 +201,24 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     for spec in specs:
         array = replace(elements_spec(spec, byte), shape=(1,))
         codec = fit(spec, codec_object(spec), array)
-        (found,) = _Step(spec, codec, array, None, True).encode([encoded], 1)
+        (found,) = _Step(spec, codec, array, None, True).by_zarr([encoded], 1)
         if found is None:
             raise AssertionError("an object of no bytes")  # bytes are always stored
         encoded = found
     return as_bytes(encoded)
+
+
+def _items(batch: Batch) -> list[NDArray[Any]]:
+    if isinstance(batch, np.ndarray):
+        return [batch[i, ...] for i in range(len(batch))]
+    return batch.items() if isinstance(batch, Encoded) else [*batch]
+
+
+def _encoded(batch: Batch) -> Encoded:
+    """Columns of arrays that became bytes."""
+    if isinstance(batch, Encoded):
+        return batch
+    return Encoded.of([as_bytes(item) for item in _items(batch)])
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
@@ -207,17 +240,17 @@ def _native(dtype: Any) -> np.dtype[Any]:
 
 def _to_bytes(
     spec: CodecSpec, dtype: np.dtype[Any]
-) -> Callable[[Arrays, int], list[Bytes]] | None:
+) -> Callable[[NDArray[Any] | Sequence[NDArray[Any]], int], Encoded] | None:
     """The codec "bytes" for elements of `dtype`; None if NumPy has no such cast."""
     stored = stored_elements(spec, dtype)
     if not stored.is_castable or not dtype.itemsize:
         return None
 
-    def encode(batch: Arrays, _: int) -> list[Bytes]:
+    def encode(batch: NDArray[Any] | Sequence[NDArray[Any]], _: int) -> Encoded:
         dtype = stored.view_dtype
         if isinstance(batch, np.ndarray):
             rows = as_bytes(np.ascontiguousarray(batch, dtype))
-            return [*rows.reshape(len(batch), -1)]
-        return [as_bytes(np.ascontiguousarray(array, dtype)) for array in batch]
+            return Encoded.of_rows(rows.reshape(len(batch), -1))
+        return Encoded.of([as_bytes(np.ascontiguousarray(a, dtype)) for a in batch])
 
     return encode

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
 from gpushard.codecs import libdeflate
 from gpushard.codecs.crc32c import with_checksum
+from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, Encoded
 from gpushard.layout import CodecSpec
-from gpushard.options import KIB
 from gpushard.workers import run_side_by_side
 
-Bytes = NDArray[np.uint8]
-Compress = Callable[[Sequence[Bytes], int], list[Bytes]]
+Compress = Callable[[Encoded, int], Encoded]
 """Encodes each of some bytes, with at most so many threads."""
+Encode = Callable[[Bytes], Any]
+"""Encodes bytes; the result has a buffer of bytes."""
 
-# Less than this, for each thread, is encoded before another thread has begun.
-LARGE_NBYTES = 64 * KIB
 # blosc.h: the numbers of its filters.
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 # zstd.h: ZSTD_minCLevel, to which libzstd raises lower levels.
 _LOWEST_ZSTD_LEVEL = -(1 << 17)
-# A compiled module, of which there are no types.
+# Compiled modules, of which there are no types.
 _compress_blosc: Any = import_module("numcodecs.blosc").compress
+_compress_lz4: Any = import_module("numcodecs.lz4").compress
+# Its types refuse arrays.
+_Segments: Any = zstandard.BufferWithSegments
 
 
 def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | None:
@@ -43,26 +45,39 @@ def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | 
     `configuration` has all settings (`zarr_objects.all_settings`). The encoder may be
     called from several threads at once.
     """
+    # A level may be of any type, and numcodecs takes some that are no integers.
+    if spec.name in {"zstd", "numcodecs.zstd"}:
+        level = configuration["level"]
+        if not isinstance(level, int):
+            return None
+        level = max(min(level, zstandard.MAX_COMPRESSION_LEVEL), _LOWEST_ZSTD_LEVEL)
+        has_checksum = bool(configuration["checksum"])
+        return _ZstdContexts(level, has_checksum=has_checksum).compress
+    encode = _one_by_one(spec, configuration)
+    return None if encode is None else partial(_each, encode)
+
+
+def _one_by_one(spec: CodecSpec, configuration: Mapping[str, Any]) -> Encode | None:
     match spec.name:
-        # A level may be of any type, and numcodecs takes some that are no integers.
-        case "zstd" | "numcodecs.zstd" if isinstance(configuration["level"], int):
-            level = min(configuration["level"], zstandard.MAX_COMPRESSION_LEVEL)
-            level = max(level, _LOWEST_ZSTD_LEVEL)
-            has_checksum = bool(configuration["checksum"])
-            return _ZstdContexts(level, has_checksum=has_checksum).compress
         case "blosc":
-            return partial(_each, _blosc(configuration))
+            return _blosc(configuration)
         case "gzip" | "numcodecs.gzip":
-            return partial(_each, _gzip(configuration["level"]))
+            return _gzip(configuration["level"])
+        case "numcodecs.zlib":
+            return partial(zlib.compress, level=configuration["level"])
+        case "numcodecs.lz4" if isinstance(configuration["acceleration"], int):
+            acceleration = configuration["acceleration"]
+            return lambda data: _compress_lz4(data, acceleration)
         case "crc32c":
-            return partial(_each, _with_checksum)
+            return with_checksum
         case _:
             return None
 
 
-def threads_for(batch: Sequence[NDArray[Any]], n_threads: int) -> int:
-    """Threads that encode arrays of one size, one after the other."""
-    return n_threads if batch[0].nbytes >= LARGE_NBYTES else 1
+def threads_for(nbytes: int, n_threads: int) -> int:
+    """Threads that encode arrays of this size, one after the other."""
+    # A smaller one is encoded before another thread has begun.
+    return n_threads if nbytes >= LARGE_NBYTES else 1
 
 
 class _ZstdContexts(threading.local):
@@ -73,44 +88,42 @@ class _ZstdContexts(threading.local):
         # Threads of C, which do not wait for each other to get from one to the next.
         self._many = getattr(self._one, "multi_compress_to_buffer", None)
 
-    def compress(self, batch: Sequence[Bytes], n_threads: int) -> list[Bytes]:
+    def compress(self, batch: Encoded, n_threads: int) -> Encoded:
         """Frames, each with its size."""
-        found: Iterable[Any]
-        if self._many is None or len(batch) == 1:
-            found = map(self._one.compress, cast("Sequence[Any]", batch))
-        else:
-            n_worth = sum(map(len, batch)) // LARGE_NBYTES
-            found = self._many([*batch], threads=min(n_threads, n_worth))
+        if self._many is None or len(batch.nbytes) == 1:
+            one: Any = self._one.compress
+            return Encoded.of([*map(one, batch.items())])
+        n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
+        found: Any = self._many(_segments(batch), threads=min(n_threads, n_worth))
         # What it gives keeps memory for the largest encoding that there could be.
-        return [np.frombuffer(frame, np.uint8).copy() for frame in found]
+        return Encoded.joined([*found])
 
 
-def _each(
-    encode: Callable[[Bytes], Bytes], batch: Sequence[Bytes], n_threads: int
-) -> list[Bytes]:
-    return run_side_by_side(encode, batch, threads_for(batch, n_threads))
+def _segments(batch: Encoded) -> Any:
+    """The bytes as zstandard takes many of them."""
+    if len(batch.buffers) > 1:
+        return batch.items()
+    segments = np.stack((batch.offset, batch.nbytes), axis=1)
+    return _Segments(batch.buffers[0], segments.tobytes())
 
 
-def _blosc(configuration: Mapping[str, Any]) -> Callable[[Bytes], Bytes]:
+def _each(encode: Encode, batch: Encoded, n_threads: int) -> Encoded:
+    items = batch.items()
+    n_threads = threads_for(len(items[0]), n_threads)
+    return Encoded.of(run_side_by_side(encode, items, n_threads))
+
+
+def _blosc(configuration: Mapping[str, Any]) -> Encode:
     cname = configuration["cname"].encode()
     shuffle = _SHUFFLES[configuration["shuffle"]]
     level, blocksize, typesize = map(
         configuration.__getitem__, ("clevel", "blocksize", "typesize")
     )
-
-    def compress(data: Bytes) -> Bytes:
-        encoded = _compress_blosc(data, cname, level, shuffle, blocksize, typesize)
-        return np.frombuffer(encoded, np.uint8)
-
-    return compress
+    return lambda data: _compress_blosc(
+        data, cname, level, shuffle, blocksize, typesize
+    )
 
 
-def _gzip(level: Any) -> Callable[[Bytes], Bytes]:
-    def compress(data: Bytes) -> Bytes:
-        return np.frombuffer(gzip.compress(data, level, mtime=0), np.uint8)
-
-    return libdeflate.gzip_compressor(level) or compress
-
-
-def _with_checksum(data: Bytes) -> Bytes:
-    return np.frombuffer(with_checksum(data), np.uint8)
+def _gzip(level: Any) -> Encode:
+    found = libdeflate.gzip_compressor(level)
+    return found or (lambda data: gzip.compress(data, level, mtime=0))

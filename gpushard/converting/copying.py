@@ -22,10 +22,11 @@ from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.memory.turns import turns
 from gpushard.selecting.selection import SliceAxis
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, Pieces
+from gpushard.stores.file_bytes import Pieces
 from gpushard.stores.writers import writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region
 
@@ -128,7 +129,7 @@ class Copy:
         """The shard's encoded bytes; None if all its elements are fill value."""
         region = Region.of_object(self.target, cell)
         start = [part.start for part in self._box(cell)]
-        payloads: dict[int, Bytes] = {}
+        changed: list[Payloads] = []
         for box, values in parts:
             inside = Box(
                 tuple(
@@ -137,9 +138,8 @@ class Copy:
                 )
             )
             change = Change(inside, values)
-            changed = encoder.changed_payloads(region, None, change)
-            payloads.update((i, data) for i, data in changed if data is not None)
-        return encoder.laid_out(region, payloads)
+            changed += encoder.changed_payloads(region, None, change)
+        return encoder.laid_out(region, Assembly(region.n_entries, changed))
 
     def _compare(self, cell: Cell, advance: Advance) -> None:
         for box in slabs(self._box(cell), self.budget.slab):

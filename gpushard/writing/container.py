@@ -106,7 +106,7 @@ def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
 
 
 def _encoded(entries: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    (index,) = ChainEncoder(_CHAIN, INDEX_ELEMENTS).encode([entries])
+    index = ChainEncoder(_CHAIN, INDEX_ELEMENTS).encode_one(entries)
     if index is None:  # numbers are always stored
         raise AssertionError("an index of no bytes")
     return index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,19 +14,15 @@ from gpushard.codecs.chain_encoder import ChainEncoder, encode_bytes
 from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
+from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes, Piece, Pieces, joined
+from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, joined
 from gpushard.writing.on_device import DeviceValues
-from gpushard.writing.order import payload_order
+from gpushard.writing.order import payload_order, payload_rank
+from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.regions import Part
-from gpushard.writing.shard import (
-    Region,
-    StoredShard,
-    are_fill,
-    blank_entries,
-    merged,
-)
-from gpushard.writing.whole_cells import WholeCells, entries_of
+from gpushard.writing.shard import Region, StoredShard, are_fill, blank_entries
+from gpushard.writing.whole_cells import WholeCells
 
 # Inner chunks encoded as one batch, for each thread, and bytes of small ones.
 _BATCH_PER_THREAD = 4
@@ -112,21 +108,21 @@ class Encoder:
         layout = self.source.layout
         if region.is_inner_chunk:
             chunk = np.full(region.shape, layout.fill_value, layout.dtype)
-            payloads = self._chunks.encode([chunk.transpose(layout.outer_order)])
-            return [payload for payload in payloads if payload is not None]
+            payload = self._chunks.encode_one(chunk.transpose(layout.outer_order))
+            return [] if payload is None else [payload]
         index = self.index_bytes(region, blank_entries(region.n_entries))
         return [encode_bytes(layout.object_codecs, index)]
 
     def changed_payloads(
         self, region: Region, stored: StoredShard | None, change: Change
-    ) -> Iterator[tuple[int, Bytes | None]]:
-        """Entry and new bytes of each changed inner chunk; None if now missing."""
+    ) -> Iterator[Payloads]:
+        """The changed inner chunks, some at a time."""
         values = change.values
         if region.level + 1 < len(self.source.layout.levels):
             for entry, inner, change_inside in _cells(region, change):
                 payload = self._needed(stored, entry, inner, change_inside)
                 pieces = self._pieces(inner, payload, change_inside)
-                yield entry, None if pieces is None else joined(pieces)
+                yield Payloads.of({entry: None if pieces is None else joined(pieces)})
             return
         n_batch, rest = self._n_at_once(), [change.part]
         if isinstance(values, DeviceValues):
@@ -143,56 +139,47 @@ class Encoder:
 
     def _whole_payloads(
         self, region: Region, whole: WholeCells, values: NDArray[Any], n_batch: int
-    ) -> Iterator[tuple[int, Bytes | None]]:
-        """Entry and bytes of inner chunks of which every element is written."""
-        for cells in whole.batches(n_batch):
-            entries = entries_of(cells, region.entry_strides).tolist()
-            elements = whole.elements(cells, values)
-            # No name keeps the inner chunks while the next ones are made.
-            encoded = self._encoded(self._whole_chunks(elements))
-            yield from zip(entries, encoded, strict=True)
-
-    def _whole_chunks(self, elements: NDArray[Any]) -> NDArray[Any]:
-        """Inner chunks in stored axes, of elements by cells and places in them."""
-        layout, ndim = self.source.layout, self.source.layout.ndim
-        inner = (ndim + axis for axis in layout.outer_order)
-        turned = elements.transpose(*range(ndim), *inner)
-        chunks = np.empty(turned.shape, layout.dtype)
-        chunks[...] = turned
-        return chunks.reshape(-1, *turned.shape[ndim:])
+    ) -> Iterator[Payloads]:
+        """Inner chunks of which every element is written, in the order of the shard."""
+        layout = self.source.layout
+        cells = whole.coordinates()
+        entries = np.array(region.entry_strides, np.int64) @ cells
+        order = np.argsort(
+            payload_rank(region.index_shape, self.options.order)[entries]
+        )
+        turned = (0, *(1 + axis for axis in layout.outer_order))
+        for first in range(0, len(order), n_batch):
+            some = order[first : first + n_batch]
+            chunks = whole.elements(cells[:, some], values).transpose(turned)
+            chunks = np.ascontiguousarray(chunks, layout.dtype)
+            yield self._encoded(entries[some], chunks)
 
     def _part_payloads(
         self, stored: StoredShard | None, batch: list[tuple[int, Region, Change]]
-    ) -> Iterator[tuple[int, Bytes | None]]:
-        """Entry and new bytes of inner chunks of which some elements are written."""
+    ) -> Iterator[Payloads]:
+        """Inner chunks of which some elements are written, or all one by one."""
         changed = [
             (inner, self._needed(stored, entry, inner, inside), inside)
             for entry, inner, inside in batch
         ]
-        entries = [entry for entry, _, _ in batch]
-        yield from zip(entries, self._payloads(changed), strict=True)
+        return self._changed([entry for entry, _, _ in batch], changed)
 
     def index_bytes(self, region: Region, entries: NDArray[np.uint64]) -> Bytes:
         """Encoded index of a region, from its entries: uint64, (n_entries, 2)."""
         shaped = entries.reshape(*region.index_shape, 2)
-        (encoded,) = self._indexes[region.level].encode([shaped])
+        encoded = self._indexes[region.level].encode_one(shaped)
         if encoded is None:  # numbers are always stored
             raise AssertionError("an index of no bytes")
         return encoded
 
-    def laid_out(self, region: Region, payloads: Mapping[int, Piece]) -> Pieces | None:
+    def laid_out(self, region: Region, assembly: Assembly) -> Pieces | None:
         """Shard that consists of these inner chunks; None if there are none."""
-        if not payloads:
-            return None
-        offset = region.index_nbytes if region.has_index_at_start else 0
+        start = region.index_nbytes if region.has_index_at_start else 0
         order = payload_order(region.index_shape, self.options.order)
-        if len(payloads) < len(order):
-            order = order[[entry in payloads for entry in order.tolist()]]
-        pieces = [payloads[entry] for entry in order.tolist()]
-        sizes = np.fromiter(map(len, pieces), np.uint64, len(pieces))
-        entries = blank_entries(region.n_entries)
-        entries[order, 0] = np.cumsum(sizes) - sizes + np.uint64(offset)
-        entries[order, 1] = sizes
+        found = assembly.laid_out(order, start)
+        if found is None:
+            return None
+        entries, pieces = found
         index = self.index_bytes(region, entries)
         return [index, *pieces] if region.has_index_at_start else [*pieces, index]
 
@@ -206,13 +193,16 @@ class Encoder:
             encoded = None if stored is None else stored[:]
             if change is None:
                 return None if encoded is None else [encoded]
-            (payload,) = self._payloads([(region, encoded, change)])
-            return None if payload is None else [payload]
+            changed = self._changed([0], [(region, encoded, change)])
+            return [p for done in changed for p in done.encoded.items()] or None
         shard = None if stored is None else StoredShard.parse(region, stored)
-        changed: dict[int, Bytes | None] = {}
+        changed: Iterator[Payloads] = iter(())
         if change is not None:
-            changed = dict(self.changed_payloads(region, shard, change))
-        return self.laid_out(region, merged(shard, changed))
+            changed = self.changed_payloads(region, shard, change)
+        assembly = Assembly(region.n_entries, changed)
+        if shard is not None:
+            assembly.keep(shard)
+        return self.laid_out(region, assembly)
 
     def _n_at_once(self) -> int:
         """Inner chunks that the memory limit allows to be changed together."""
@@ -244,50 +234,51 @@ class Encoder:
     def _stored_shape(self, region: Region) -> tuple[int, ...]:
         return tuple(region.shape[axis] for axis in self.source.layout.outer_order)
 
-    def _chunk(
-        self, region: Region, stored: Bytes | None, change: Change
-    ) -> NDArray[Any]:
-        """Inner chunk after a change, in stored axes."""
+    def _put_chunk(
+        self,
+        chunk: NDArray[Any],
+        region: Region,
+        stored: Bytes | None,
+        change: Change,
+    ) -> None:
+        """Fill an inner chunk, in stored axes, with what it is after a change."""
         layout = self.source.layout
-        chunk = np.empty(region.shape, layout.dtype)
         is_whole = change.part.covers(region.extents)
         if is_whole or stored is None:
             if region.extents != region.shape or not is_whole:
                 chunk[...] = layout.fill_value
         else:
-            decoded = self.source.pipeline.decode(stored, self._stored_shape(region))
-            chunk.transpose(layout.outer_order)[...] = decoded
-        change.put_into(chunk)
-        return chunk.transpose(layout.outer_order)
+            chunk[...] = self.source.pipeline.decode(stored, chunk.shape)
+        change.put_into(chunk.transpose(np.argsort(layout.outer_order)))
 
-    def _payloads(
-        self, batch: list[tuple[Region, Bytes | None, Change]]
-    ) -> list[Bytes | None]:
-        """Bytes of inner chunks after a change, encoded on the device if possible."""
+    def _changed(
+        self, entries: list[int], batch: list[tuple[Region, Bytes | None, Change]]
+    ) -> Iterator[Payloads]:
+        """Inner chunks after a change, encoded on the device if possible."""
         values = batch[0][2].values
-        payloads: dict[int, Bytes | None] = {}
+        on_device: dict[int, Bytes | None] = {}
         if isinstance(values, DeviceValues):
-            payloads = values.encoded([(inner, c.part) for inner, _, c in batch])
-        rest = [i for i in range(len(batch)) if i not in payloads]
-        encoded = self._encoded([self._chunk(*batch[i]) for i in rest])
-        payloads.update(zip(rest, encoded, strict=True))
-        return [payloads[i] for i in range(len(batch))]
+            on_device = values.encoded([(inner, c.part) for inner, _, c in batch])
+            yield Payloads.of({entries[i]: data for i, data in on_device.items()})
+        rest = [i for i in range(len(batch)) if i not in on_device]
+        if not rest:
+            return
+        shape = self._stored_shape(batch[0][0])
+        chunks = np.empty((len(rest), *shape), self.source.layout.dtype)
+        for i, place in enumerate(rest):
+            self._put_chunk(chunks[i, ...], *batch[place])
+        yield self._encoded(np.array(entries, np.int64)[rest], chunks)
 
-    def _encoded(self, chunks: NDArray[Any] | list[NDArray[Any]]) -> list[Bytes | None]:
-        """Bytes of inner chunks in stored axes; None for what need not be stored."""
-        is_filled = [False] * len(chunks)
+    def _encoded(self, entries: Ints, chunks: NDArray[Any]) -> Payloads:
+        """Inner chunks in stored axes, along the first axis; none of fill values."""
+        kept, n_threads = np.arange(len(chunks)), self.source.options.threads
         if not self.options.write_empty_chunks:
-            is_filled = are_fill(chunks, self.source.layout.fill_value)
-        n_threads = self.source.options.threads
-        if not any(is_filled):
-            return self._chunks.encode(chunks, n_threads)
-        kept = [
-            chunk for chunk, empty in zip(chunks, is_filled, strict=True) if not empty
-        ]
-        payloads = iter(self._chunks.encode(kept, n_threads))
-        # A view keeps the memory of all inner chunks that were assembled together.
-        return [None if is_empty else _alone(next(payloads)) for is_empty in is_filled]
-
-
-def _alone(payload: Bytes | None) -> Bytes | None:
-    return None if payload is None else payload.copy()
+            is_empty = are_fill(chunks, self.source.layout.fill_value)
+            kept = np.flatnonzero(~is_empty)
+            if not len(kept):
+                return Payloads.of(dict.fromkeys(entries.tolist()))
+            # A view would keep the memory of those that are not stored.
+            chunks = chunks[kept] if len(kept) < len(chunks) else chunks
+        stored, encoded = self._chunks.encode(chunks, n_threads)
+        stored = kept[stored]
+        return Payloads(entries[stored], encoded, np.delete(entries, stored))

@@ -43,3 +43,12 @@ def payload_order(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
                 key |= ((coordinates[axis] >> bit) & 1) << position
                 position += 1
     return np.argsort(key, kind="stable").astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def payload_rank(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
+    """Place in that order of each entry of a shard's index: int64, (n_entries,)."""
+    entries = payload_order(grid_shape, order)
+    rank = np.empty_like(entries)
+    rank[entries] = np.arange(len(entries))
+    return rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -16,7 +15,7 @@ from gpushard.errors import CorruptShardError
 from gpushard.layout import GridAxis, ShardLevel
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes, Piece
+from gpushard.stores.file_bytes import Bytes, FileBytes
 from gpushard.writing.regions import Cell
 
 Shape = tuple[int, ...]
@@ -161,14 +160,6 @@ class StoredShard:
         start = int(index.offset[entry])
         return slice(start, start + int(index.nbytes[entry]))
 
-    def piece(self, entry: int) -> Piece | None:
-        """Bytes of an inner chunk, not read yet if in a file; None if it is missing."""
-        span = self.span(entry)
-        if span is None:
-            return None
-        data = self.data
-        return data.unread(span) if isinstance(data, FileBytes) else data[span]
-
     def present(self) -> list[int]:
         """Entries of the stored inner chunks, by ascending offset."""
         entries = np.flatnonzero(self.index.state == PRESENT)
@@ -183,20 +174,6 @@ class StoredShard:
 def blank_entries(n_entries: int) -> NDArray[np.uint64]:
     """Index in which every inner chunk is missing: uint64, shape (n_entries, 2)."""
     return np.full((n_entries, 2), EMPTY, np.uint64)
-
-
-def merged(
-    stored: StoredShard | None, changed: Mapping[int, Bytes | None]
-) -> dict[int, Piece]:
-    """All inner chunks of a shard after a change, unchanged ones as stored bytes."""
-    payloads: dict[int, Piece] = {}
-    if stored is not None:
-        for entry in np.flatnonzero(stored.index.state != MISSING).tolist():
-            piece = None if entry in changed else stored.piece(entry)
-            if piece is not None:
-                payloads[entry] = piece
-    payloads.update({k: v for k, v in changed.items() if v is not None})
-    return payloads
 
 
 def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
@@ -214,17 +191,17 @@ def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
     return bool(np.all(elements.reshape(-1, len(fill)) == fill))
 
 
-def are_fill(
-    chunks: NDArray[Any] | list[NDArray[Any]], fill_value: NDArray[Any]
-) -> list[bool]:
-    """Whether each inner chunk holds only the fill value, bit for bit."""
-    if isinstance(chunks, list) or chunks.dtype.kind in "OT" or not chunks.size:
-        return [is_fill(chunk, fill_value) for chunk in chunks]
-    # As a rule the first element tells.
-    firsts = np.ascontiguousarray(chunks.reshape(len(chunks), -1)[:, 0])
-    may_be = firsts.view(np.uint8).reshape(len(chunks), -1)
-    fill = np.frombuffer(fill_value.tobytes(), np.uint8)
-    found = np.all(may_be == fill, axis=1)
-    for i in np.flatnonzero(found).tolist():
-        found[i] = is_fill(chunks[i], fill_value)
-    return found.tolist()
+def are_fill(chunks: NDArray[Any], fill_value: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each inner chunk holds only the fill value, bit for bit.
+
+    The inner chunks lie along the first axis; the result has shape (n_chunks,).
+    """
+    may_be = np.ones(len(chunks), bool)
+    if chunks.dtype.kind not in "OT" and chunks.size:
+        # As a rule the first element tells.
+        firsts = np.ascontiguousarray(chunks.reshape(len(chunks), -1)[:, 0])
+        fill = np.frombuffer(fill_value.tobytes(), np.uint8)
+        may_be = np.all(firsts.view(np.uint8).reshape(len(chunks), -1) == fill, axis=1)
+    for i in np.flatnonzero(may_be).tolist():
+        may_be[i] = is_fill(chunks[i, ...], fill_value)
+    return may_be

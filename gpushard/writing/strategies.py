@@ -6,8 +6,9 @@ of the others plans a `Patch`, or returns None if the shard is to be replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,11 @@ class ShardUpdate:
         if self.stored is None:
             return blank_entries(self.region.n_entries)
         return self.stored.entries()
+
+    def changed(self) -> Iterator[tuple[int, Bytes | None]]:
+        """Entry and new bytes of each changed inner chunk; None if now missing."""
+        found = self.encoder.changed_payloads(self.region, self.stored, self.change)
+        return chain.from_iterable(payloads.items() for payloads in found)
 
 
 def refuse_unsuitable(encoder: Encoder) -> None:
@@ -129,10 +135,7 @@ def _appended(
     damaged: set[int] = set()
     if update.stored is not None:
         damaged.update(np.flatnonzero(update.stored.index.state == CORRUPT).tolist())
-    changed = update.encoder.changed_payloads(
-        update.region, update.stored, update.change
-    )
-    for entry, payload in changed:
+    for entry, payload in update.changed():
         damaged.discard(entry)
         if payload is None:
             entries[entry] = EMPTY
@@ -155,9 +158,7 @@ def _fixed_order(update: ShardUpdate) -> Patch | None:
         return None
     entries = stored.entries()
     payloads: list[tuple[int, Bytes]] = []
-    for entry, payload in update.encoder.changed_payloads(
-        region, stored, update.change
-    ):
+    for entry, payload in update.changed():
         if payload is None:
             entries[entry] = EMPTY
             continue

@@ -6,10 +6,8 @@ covers in part before and behind them. So the whole cells are a box of cells the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -70,42 +68,24 @@ class WholeCells:
             axes[d] = _cut(axis, begin, stop)
         return cls(axes, grid, spans, rest)
 
-    def batches(self, n_most: int) -> Iterator[Sequence[Span]]:
-        """Boxes that make up the cells, in C order, of `n_most` cells or of one."""
-        lengths = [end - first for first, end in self.spans]
-        # The axes behind axis `d` are taken whole, and of that one as much as fits.
-        d = len(lengths) - 1
-        while d > 0 and prod(lengths[d:]) <= n_most:
-            d -= 1
-        step = max(1, n_most // prod(lengths[d + 1 :]))
-        first, end = self.spans[d]
-        for at in product(*(range(*span) for span in self.spans[:d])):
-            heads = [(i, i + 1) for i in at]
-            for i in range(first, end, step):
-                yield [*heads, (i, min(i + step, end)), *self.spans[d + 1 :]]
+    def coordinates(self) -> Ints:
+        """Coordinates of the whole cells, in C order: int64, shape (ndim, n_cells)."""
+        firsts = np.array([[first] for first, _ in self.spans], np.int64)
+        counts = [end - first for first, end in self.spans]
+        return np.indices(counts, np.int64).reshape(len(counts), -1) + firsts
 
-    def elements(self, cells: Sequence[Span], values: NDArray[Any]) -> NDArray[Any]:
-        """The values for a box of the cells: a view with two axes for each axis.
-
-        The first half of them counts cells, the other half the elements of a cell.
-        """
-        picked: list[slice] = []
+    def elements(self, cells: Ints, values: NDArray[Any]) -> NDArray[Any]:
+        """The values for cells with these coordinates: shape (n_cells, *cell_shape)."""
         split: list[int] = []
-        for part, axis, (first, end) in zip(self.axes, self.grid, cells, strict=True):
-            picked.append(_cut(part, first * axis.cell, end * axis.cell).landing)
+        for axis, (first, end) in zip(self.grid, self.spans, strict=True):
             split += [end - first, axis.cell]
         n = len(split)
-        view = values[tuple(picked)].reshape(split)
-        return view.transpose(*range(0, n, 2), *range(1, n, 2))
-
-
-def entries_of(cells: Sequence[Span], strides: Sequence[int]) -> Ints:
-    """Index entries of a box of cells, in C order: int64, shape (n_cells,)."""
-    entries: Ints = np.zeros(1, np.int64)
-    for (first, end), stride in zip(cells, strides, strict=True):
-        along = np.arange(first, end, dtype=np.int64) * stride
-        entries = np.add.outer(entries, along).reshape(-1)
-    return entries
+        picked = values[tuple(axis.landing for axis in self.axes)]
+        view = picked.reshape(split).transpose(*range(0, n, 2), *range(1, n, 2))
+        at = (
+            along - first for along, (first, _) in zip(cells, self.spans, strict=True)
+        )
+        return view[tuple(at)]
 
 
 def _whole_span(part: SliceAxis, axis: GridAxis) -> Span:

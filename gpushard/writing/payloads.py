@@ -1,0 +1,116 @@
+"""Encoded inner chunks of a shard as columns, and the shard that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.codecs.encoded import Bytes, Encoded, Ints
+from gpushard.planning.index import CORRUPT, MISSING
+from gpushard.stores.file_bytes import FileBytes, Piece
+from gpushard.writing.shard import StoredShard, blank_entries
+
+
+class Payloads(NamedTuple):
+    """Inner chunks after a change.
+
+    Attributes
+    ----------
+    entries, encoded
+        Index entries of those that are stored, int64, shape (n_stored,), and their
+        bytes.
+    gone
+        Index entries of those that are missing from now on: int64, shape (n_gone,).
+    """
+
+    entries: Ints
+    encoded: Encoded
+    gone: Ints
+
+    @classmethod
+    def of(cls, found: Mapping[int, Bytes | None]) -> Payloads:
+        """Inner chunks by entry; None for those that are missing from now on."""
+        stored = {entry: data for entry, data in found.items() if data is not None}
+        gone = [entry for entry, data in found.items() if data is None]
+        encoded = Encoded.of([*stored.values()])
+        return cls(_entries([*stored]), encoded, _entries(gone))
+
+    def items(self) -> Iterator[tuple[int, Bytes | None]]:
+        """Entry of each inner chunk, and its bytes, or None."""
+        yield from zip(self.entries.tolist(), self.encoded.items(), strict=True)
+        yield from ((entry, None) for entry in self.gone.tolist())
+
+
+class Assembly:
+    """Inner chunks of a shard that is to be written, as columns over its index."""
+
+    def __init__(self, n_entries: int, changed: Iterable[Payloads]) -> None:
+        self._sources: list[Bytes | FileBytes] = []
+        self._is_there, self._is_changed = np.zeros((2, n_entries), bool)
+        self._source, self._offset, self._nbytes = np.zeros((3, n_entries), np.int64)
+        for payloads in changed:
+            entries, (_, buffer, offset, nbytes), gone = payloads
+            self._put(entries, buffer + len(self._sources), offset, nbytes)
+            self._sources += payloads.encoded.buffers
+            self._is_there[gone] = False
+            self._is_changed[entries] = self._is_changed[gone] = True
+
+    def keep(self, stored: StoredShard) -> None:
+        """Take the inner chunks of a stored shard that did not change as they are.
+
+        Raises
+        ------
+        CorruptShardError
+            The index entry of one of them is damaged.
+        """
+        index = stored.index
+        kept = np.flatnonzero((index.state != MISSING) & ~self._is_changed)
+        damaged = kept[index.state[kept] == CORRUPT]
+        if len(damaged):
+            index.refuse_corrupt(int(damaged[0]))
+        number = np.full_like(kept, len(self._sources))
+        self._put(kept, number, index.offset[kept], index.nbytes[kept])
+        self._sources.append(stored.data)
+
+    def laid_out(
+        self, order: Ints, start: int
+    ) -> tuple[NDArray[np.uint64], list[Piece]] | None:
+        """Index entries of the shard, and its bytes from `start` on.
+
+        None if all inner chunks are missing. Entries: uint64, shape (n_entries, 2).
+        `order` has the index entries in the order in which inner chunks are stored.
+        """
+        order = order[self._is_there[order]]
+        if not len(order):
+            return None
+        nbytes = self._nbytes[order]
+        entries = blank_entries(len(self._is_there))
+        entries[order, 0] = start + np.cumsum(nbytes) - nbytes
+        entries[order, 1] = nbytes
+        return entries, [*self._pieces(order)]
+
+    def _put(self, entries: Ints, source: Ints, offset: Ints, nbytes: Ints) -> None:
+        self._is_there[entries] = True
+        self._source[entries] = source
+        self._offset[entries] = offset
+        self._nbytes[entries] = nbytes
+
+    def _pieces(self, order: Ints) -> Iterator[Piece]:
+        """Bytes of the inner chunks; what lies together already is one piece."""
+        source, start = self._source[order], self._offset[order]
+        stop = start + self._nbytes[order]
+        breaks = (source[1:] != source[:-1]) | (start[1:] != stop[:-1])
+        firsts = np.flatnonzero(np.append(True, breaks))
+        lasts = np.append(firsts[1:] - 1, len(order) - 1)
+        runs = (source[firsts], start[firsts], stop[lasts])
+        for number, *span in zip(*(column.tolist() for column in runs), strict=True):
+            data = self._sources[number]
+            at = slice(*span)
+            yield data.unread(at) if isinstance(data, FileBytes) else data[at]
+
+
+def _entries(entries: list[int]) -> Ints:
+    return np.array(entries, np.int64)
