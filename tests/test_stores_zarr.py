@@ -166,7 +166,7 @@ def test_store_is_read_from_several_threads(store: ZarrStore) -> None:
 def test_waiting_inside_zarrs_own_loop_is_refused_not_a_deadlock(
     tmp_path: Path,
 ) -> None:
-    store = ZarrStore(make_memory(tmp_path))
+    store = ZarrStore(make_fsspec(tmp_path))
 
     async def read() -> bytes | None:
         return store.get("a/c/1")

@@ -66,3 +66,15 @@ async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
             f"the zarr store gave up: {type(error).__name__}: {error}",
             hint="see what the store calls; it must not exit from where it is called",
         ) from error
+
+
+def run_here(work: Work[Result]) -> Result | None:
+    """Result of a coroutine, without an event loop; None if it waits for anything."""
+    coroutine = work()
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    finally:
+        coroutine.close()
+    return None

@@ -20,7 +20,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
-from gpushard.stores.zarr_loop import contained, run
+from gpushard.stores.zarr_loop import contained, run, run_here
 from gpushard.stores.zarr_pieces import PiecedGets
 from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
@@ -84,8 +84,9 @@ class ZarrStore:
 
         self.zarr_store = store
         self._loop = loop
-        self._objects = ZarrObjects(store, prototype or default_buffer_prototype())
+        self._objects = _objects_of(store, prototype or default_buffer_prototype())
         self.costs = costs or _costs_of(store)
+        self._is_near = loop is None and _waits_for_nothing(store)
         self._way = _way_to(self._objects, self.costs)
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
@@ -108,6 +109,10 @@ class ZarrStore:
         """Answer each request, in order; None for an object that does not exist."""
         for request in requests:
             refuse_unsafe_key(request.key, self.url)
+        if self._is_near:
+            found = run_here(lambda: self._read_in_turn(requests))
+            if found is not None:
+                return found
         return run(lambda: self._read_all(requests), self._loop)
 
     def current_version(
@@ -184,6 +189,12 @@ class ZarrStore:
                 hint="check the store and what is behind it",
             ) from error
 
+    async def _read_in_turn(
+        self, requests: Sequence[ByteRequest]
+    ) -> list[Fetched | None]:
+        await self._ensure_open()
+        return [*await self._way.answer(requests, 1)]
+
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
         concurrency = self.costs.concurrency
@@ -215,6 +226,24 @@ class ZarrStore:
             is_joined = self._way.joins(request)
             calls.setdefault(request.key if is_joined else i, []).append(i)
         return list(calls.values())
+
+
+def _objects_of(store: ZarrAbstractStore, prototype: BufferPrototype) -> ZarrObjects:
+    from zarr.storage import ZipStore
+
+    # Subclasses may read in other ways.
+    if type(store) is not ZipStore:
+        return ZarrObjects(store, prototype)
+    from gpushard.stores.zip_members import ZipObjects
+
+    return ZipObjects(store, prototype)
+
+
+def _waits_for_nothing(store: ZarrAbstractStore) -> bool:
+    """Whether a store's coroutines end at once, so that they need no event loop."""
+    from zarr.storage import MemoryStore, ZipStore
+
+    return type(store) in (MemoryStore, ZipStore)
 
 
 def _costs_of(store: ZarrAbstractStore) -> FetchCosts:

@@ -1,0 +1,101 @@
+"""Byte ranges of what a zip file has uncompressed, read from their places in it.
+
+Up to Python 3.12, `zipfile` reads an object from its beginning for each range of it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED, ZipInfo
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.stores.zarr_ranges import ZarrObjects
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest as ZarrByteRequest
+    from zarr.core.buffer import BufferPrototype
+    from zarr.storage import ZipStore
+
+# APPNOTE.TXT, 4.3.7: a local file header, up to the lengths of its name and of the
+# extra field behind it; 4.4.4: the flag of encrypted bytes.
+_HEADER = struct.Struct("<26xHH")
+_ENCRYPTED = 1
+
+
+class ZipObjects(ZarrObjects):
+    """The objects of zarr's store of a zip file."""
+
+    def __init__(self, store: ZipStore, prototype: BufferPrototype) -> None:
+        super().__init__(store, prototype)
+        self._places: tuple[Any, dict[str, int]] = (None, {})
+
+    async def get(
+        self, key: str, byte_range: ZarrByteRequest | None
+    ) -> NDArray[np.uint8] | None:
+        """Bytes in a range of an object, None for all of it; None if there is none."""
+        # zipfile compares all bytes of an object with their checksum.
+        found = None if byte_range is None else self._read(key, byte_range)
+        return await super().get(key, byte_range) if found is None else found
+
+    def _read(self, key: str, byte_range: ZarrByteRequest) -> NDArray[np.uint8] | None:
+        """Bytes of a range; None if zarr has to get them, or to say what is wrong."""
+        store: Any = self.store  # in a forked process, another one than at first
+        archive = store._zf  # noqa: SLF001 - there is no public name
+        # What is still being written may not be in the file yet.
+        if store.path is None or archive.mode != "r" or archive.fp is None:
+            return None
+        info = archive.NameToInfo.get(key)
+        if info is None or not _is_plain(info):
+            return None
+        start, stop = _span(byte_range, info.file_size)
+        data, fd = np.empty(stop - start, np.uint8), archive.fp.fileno()
+        left, at = memoryview(data), self._place_of(archive, info) + start
+        while left:
+            n_read = os.preadv(fd, [left], at)
+            if not n_read:
+                return None
+            left, at = left[n_read:], at + n_read
+        return data
+
+    def _place_of(self, archive: Any, info: ZipInfo) -> int:
+        """Where the bytes of an object begin in the file.
+
+        Raises
+        ------
+        zipfile.BadZipFile
+            The file has another object there.
+        """
+        opened, places = self._places
+        if opened is not archive:  # the store was closed and opened since
+            places = {}
+            self._places = archive, places
+        if info.filename not in places:
+            with archive.open(info):  # which looks at the header
+                pass
+            header = os.pread(archive.fp.fileno(), _HEADER.size, info.header_offset)
+            places[info.filename] = info.header_offset + _HEADER.size
+            places[info.filename] += sum(_HEADER.unpack(header))
+        return places[info.filename]
+
+
+def _is_plain(info: ZipInfo) -> bool:
+    """Whether the file has the bytes of an object as they are."""
+    is_stored = info.compress_type == ZIP_STORED
+    is_whole = info.compress_size == info.file_size
+    return is_stored and is_whole and not info.flag_bits & _ENCRYPTED
+
+
+def _span(byte_range: ZarrByteRequest, nbytes: int) -> tuple[int, int]:
+    """Half-open range of bytes in an object of `nbytes`."""
+    from zarr.abc.store import OffsetByteRequest, SuffixByteRequest
+
+    if isinstance(byte_range, SuffixByteRequest):
+        return max(0, nbytes - byte_range.suffix), nbytes
+    if isinstance(byte_range, OffsetByteRequest):
+        return min(byte_range.offset, nbytes), nbytes
+    stop = min(byte_range.end, nbytes)
+    return min(byte_range.start, stop), stop

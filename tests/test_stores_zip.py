@@ -1,0 +1,192 @@
+"""Byte ranges of zip files, and stores that are read without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore, ZipStore
+
+import gpushard
+from gpushard.errors import StoreError
+from gpushard.stores import zarr_store
+from gpushard.stores.base import ByteRequest
+from gpushard.stores.zarr_loop import run_here
+from gpushard.stores.zarr_store import ZarrStore
+
+DATA = np.random.default_rng(5).integers(0, 256, 5000).astype(np.uint8).tobytes()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A zip file with objects stored in all ways, behind other bytes."""
+    place = tmp_path_factory.mktemp("zip") / "a.zip"
+    place.write_bytes(b"#!/bin/sh\n")
+    with zipfile.ZipFile(place, "a") as archive:
+        archive.writestr("plain", DATA)
+        archive.writestr("döppelt/c", DATA)
+        archive.writestr("deflated", DATA, zipfile.ZIP_DEFLATED)
+        archive.writestr("empty", b"")
+        extra = zipfile.ZipInfo("extra")
+        extra.extra = struct.pack("<HH4s", 0x9999, 4, b"abcd")
+        archive.writestr(extra, DATA)
+        with archive.open("large", "w", force_zip64=True) as file:
+            file.write(DATA)
+        archive.comment = b"the end"
+    return place
+
+
+KEYS = ["plain", "döppelt/c", "deflated", "extra", "large"]
+RANGES = st.one_of(
+    st.builds(lambda n: ByteRequest("", -n), st.integers(1, 6000)),
+    st.builds(lambda n: ByteRequest("", n), st.integers(1, 6000)),
+    st.builds(lambda n: ByteRequest("", max_nbytes=n), st.integers(1, 6000)),
+    st.builds(
+        lambda start, n: ByteRequest("", start, start + n),
+        st.integers(0, 5200),
+        st.integers(0, 900),
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS), RANGES), min_size=1, max_size=5))
+def test_ranges_are_those_of_the_object(place, drawn):
+    store = ZarrStore(ZipStore(place, mode="r"))
+    requests = [request._replace(key=key) for key, request in drawn]
+    for request, found in zip(requests, store.read(requests), strict=True):
+        start, stop = request.within(len(DATA))
+        assert found.data.tobytes() == DATA[start:stop]
+    store.zarr_store.close()
+
+
+def test_empty_and_missing_objects_are_told_apart(place):
+    store = ZarrStore(ZipStore(place, mode="r"))
+    empty, missing = store.read([ByteRequest("empty", -8), ByteRequest("no", -8)])
+    assert missing is None
+    assert empty.data.size == 0
+    store.zarr_store.close()
+
+
+def test_ranges_are_read_where_the_object_lies(place, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("zipfile read an object")
+
+    store = ZarrStore(ZipStore(place, mode="r"))
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", refuse)
+    (found,) = store.read([ByteRequest("large", 10, 20)])
+    assert found.data.tobytes() == DATA[10:20]
+    with pytest.raises(StoreError):
+        store.read([ByteRequest("deflated", 10, 20)])
+    store.zarr_store.close()
+
+
+def test_a_store_of_an_open_file_is_read_by_zarr(place):
+    store = ZarrStore(ZipStore(io.BytesIO(place.read_bytes()), mode="r"))
+    (found,) = store.read([ByteRequest("plain", 10, 20)])
+    assert found.data.tobytes() == DATA[10:20]
+
+
+def test_what_is_being_written_is_read_too(tmp_path):
+    zip_store = ZipStore(tmp_path / "new.zip", mode="w")
+    values = np.arange(64, dtype="i4").reshape(8, 8)
+    about = {"shape": (8, 8), "dtype": "i4", "chunks": (2, 8), "shards": (4, 8)}
+    zarr.create_array(zip_store, **about)[...] = values
+    assert np.array_equal(gpushard.open_array(zip_store)[1:7], values[1:7])
+    zip_store.close()
+    again = ZipStore(tmp_path / "new.zip", mode="r")
+    a = gpushard.open_array(again)
+    assert np.array_equal(a[1:7], values[1:7])
+    again.close()
+    again._sync_open()
+    assert np.array_equal(a[1:7], values[1:7])
+    again.close()
+
+
+@pytest.mark.parametrize("harm", ["moved", "encrypted"])
+def test_a_zip_file_that_contradicts_itself_is_an_error(tmp_path, harm):
+    place = tmp_path / "a.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.writestr("one", DATA)
+        archive.writestr("two", DATA)
+    store = ZarrStore(ZipStore(place, mode="r"))
+    store.get("one")
+    info = store.zarr_store._zf.NameToInfo["two"]
+    if harm == "moved":
+        info.header_offset = 0
+    else:
+        info.flag_bits |= 1
+    with pytest.raises(StoreError, match="two"):
+        store.read([ByteRequest("two", 2900, 3100)])
+    store.zarr_store.close()
+
+
+def test_a_zip_file_that_becomes_shorter_is_an_error(tmp_path):
+    place, values = tmp_path / "a.zip", np.arange(4096)
+    with ZipStore(place, mode="w") as store:
+        about = {"chunks": (64,), "shards": (4096,), "compressors": None}
+        zarr.create_array(store, data=values, **about)
+    a = gpushard.open_array(place)
+    assert np.array_equal(a[3000:3900], values[3000:3900])
+    os.truncate(place, 25_000)
+    with pytest.raises(gpushard.GpushardError):
+        a[3000:3900]
+
+
+class Waiting(MemoryStore):
+    """Waits before it answers."""
+
+    async def get(self, *args, **kwargs):
+        await asyncio.sleep(0)
+        return await super().get(*args, **kwargs)
+
+
+def test_stores_that_wait_for_nothing_need_no_event_loop(place, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("an event loop was used")
+
+    values = np.arange(12).reshape(3, 4)
+    stores = [MemoryStore(), Waiting()]
+    for store in stores:
+        zarr.create_array(store, data=values, chunks=(1, 4), shards=(3, 4))
+    monkeypatch.setattr(zarr_store, "run", refuse)
+    assert np.array_equal(gpushard.open_array(stores[0])[1:], values[1:])
+    zipped = ZarrStore(ZipStore(place, mode="r"))
+    assert zipped.get("deflated") == DATA
+    zipped.zarr_store.close()
+    with pytest.raises(AssertionError, match="event loop"):
+        gpushard.open_array(stores[1])
+    monkeypatch.undo()
+    assert np.array_equal(gpushard.open_array(stores[1])[1:], values[1:])
+
+
+def test_a_coroutine_that_waits_has_no_result_here():
+    async def wait():
+        await asyncio.sleep(0)
+        return 3
+
+    async def answer():
+        return 3
+
+    assert run_here(answer) == 3
+    assert run_here(wait) is None
+
+
+def test_a_release_of_zarr_may_let_its_store_wait(monkeypatch):
+    usual = MemoryStore.get
+
+    async def get(*args, **kwargs):
+        await asyncio.sleep(0)
+        return await usual(*args, **kwargs)
+
+    values, store = np.arange(3), MemoryStore()
+    zarr.create_array(store, data=values)
+    monkeypatch.setattr(MemoryStore, "get", get)
+    assert np.array_equal(gpushard.open_array(store)[...], values)
