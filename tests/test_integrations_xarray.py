@@ -210,19 +210,6 @@ def test_dimensions_may_be_named_as_xarray_did_before_version_3(tmp_path):
     assert_same_bits(t.values, data)
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_what_the_netcdf_library_notes_for_itself_is_no_attribute(
-    tmp_path, zarr_format
-):
-    made = xr.Dataset({"t": ("x", np.arange(3.0))}, attrs={"title": "t"})
-    made.to_zarr(tmp_path, zarr_format=zarr_format, consolidated=False)
-    group = zarr.open_group(tmp_path)
-    for node in (group, group["t"]):
-        node.attrs.update({"_NCProperties": "version=2", "_nczarr_attrs": {"a": {}}})
-    xr.testing.assert_identical(ours(tmp_path), theirs(tmp_path))
-    assert ours(tmp_path).attrs == {"title": "t"}
-
-
 ELEMENTS = {
     "packed": ("i2", -9, [1, -9, 3, 4], {"scale_factor": 0.5}),
     "named twice": ("i2", -9, [1, -9, 3, 4], {"_FillValue": 3}),

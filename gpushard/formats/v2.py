@@ -38,6 +38,9 @@ _REQUIRED = (
 )
 DIMENSION_NAMES = "_ARRAY_DIMENSIONS"
 """Attribute that names the dimensions in Zarr v2, by xarray's convention."""
+# What netCDF-C notes of an array, in releases up to 4.9.2 and later ones (its page
+# "NCZarr"): the dimensions, each with the path of its group.
+_NCZARR = ("_NCZARR_ARRAY", "_nczarr_array")
 _SHARD_FORMAT = "indexed"  # the only value of `shard_format` with a known meaning
 
 
@@ -81,7 +84,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         sharding=sharding,
         keys=ChunkKeys("v2", as_separator(separator, "dimension_separator"), rolled),
         attributes=attributes,
-        dimension_names=_dimension_names(attributes, ndim),
+        dimension_names=_dimension_names(document, attributes, ndim),
         fill_is_missing=document["fill_value"] is not None,
     )
 
@@ -114,10 +117,23 @@ def _is_transposed(document: Mapping[str, Any]) -> bool:
 
 
 def _dimension_names(
-    attributes: Mapping[str, Any], ndim: int
+    document: Mapping[str, Any], attributes: Mapping[str, Any], ndim: int
 ) -> tuple[str | None, ...] | None:
-    """Names by convention: attributes that do not follow it mean something else."""
-    names = attributes.get(DIMENSION_NAMES)
+    """Names by convention: members that do not follow it mean something else."""
+    names = _names(attributes.get(DIMENSION_NAMES), ndim)
+    if names is not None:
+        return names
+    notes = (place.get(key) for place in (document, attributes) for key in _NCZARR)
+    for note in notes:
+        if isinstance(note, dict):
+            known = cast("dict[str, Any]", note)
+            refs = _names(known.get("dimrefs", known.get("dimension_references")), ndim)
+            if refs is not None:
+                return tuple(ref.rpartition("/")[2] for ref in refs)
+    return None
+
+
+def _names(names: object, ndim: int) -> tuple[str, ...] | None:
     if not isinstance(names, list) or len(cast("list[Any]", names)) != ndim:
         return None
     known = cast("list[Any]", names)
