@@ -17,6 +17,9 @@ from gpushard.converting.shapes import chunk_shape, shard_shape
         ((100, 100), 8, (30, 40), (60, 60), (30, 30)),
         ((), 8, (), None, ()),
         ((0, 5), 8, None, None, (1, 5)),
+        ((100,), 8, (7,), (10**24,), (5,)),
+        ((100,), 8, (70,), (64,), (64,)),
+        ((100,), 8, (40,), (69,), (23,)),
     ],
 )
 def test_inner_chunks_left_open_are_the_sources_or_a_fitting_size(

@@ -5,7 +5,7 @@ Pure arithmetic. `docs/convert.md` gives the reasons for the sizes.
 
 from __future__ import annotations
 
-from math import prod
+from math import isqrt, prod
 from operator import index
 from typing import Any
 
@@ -99,7 +99,8 @@ def cut(shape: Shape, itemsize: int, most_nbytes: int) -> Shape:
 def _largest_divisor(length: int, most: int) -> int:
     """Largest divisor of `length` up to `most`."""
     found = 1
-    for n in range(1, int(length**0.5) + 1):
+    # Each divisor above the square root has a partner below it.
+    for n in range(1, min(most, isqrt(length)) + 1):
         if length % n == 0:
             found = max([found, *(d for d in (n, length // n) if d <= most)])
     return found
