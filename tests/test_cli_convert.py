@@ -93,6 +93,7 @@ def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
         (["--compressors", "zstd:--5"], "no such level"),
         (["--compressors", "zstd:" + "9" * 5000], "no such level"),
         (["--compressors", "[{"], "no valid JSON"),
+        (["--compressors", "[" * 100_000], "no valid JSON"),
         (["--memory", "1", "--shards", "30000", "--chunks", "10000"], ""),
     ],
 )

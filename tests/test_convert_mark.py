@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import zarr
 from zarr.storage import MemoryStore
 
@@ -81,3 +82,11 @@ def test_a_store_of_arrays_alone_takes_a_conversion_without_a_mark():
         assert [a.n_written for a in report.arrays.values()] == [1]
         assert np.array_equal(zarr.open_array(to, path=made, mode="r")[...], values)
         assert not any(mark.NAME in key for key in to._store_dict)
+
+
+def test_a_mark_that_is_nested_without_end_is_no_mark(tmp_path):
+    zarr.create_array(tmp_path / "src", shape=(4,), chunks=(2,), dtype="u1")
+    (tmp_path / "dst").mkdir()
+    (tmp_path / "dst" / mark.NAME).write_text("[" * 100_000)
+    with pytest.raises(gpushard.OptionError, match="is no mark"):
+        gpushard.convert(tmp_path / "src", tmp_path / "dst")

@@ -192,7 +192,7 @@ def _codecs(text: str, option: str) -> Any:
     if text.startswith(("[", "{")):
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OptionError(
                 f"{option} is no valid JSON: {error}", got=repr(text)
             ) from error

@@ -169,7 +169,7 @@ def find_mark(store: Store, place: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise OptionError(
