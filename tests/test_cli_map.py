@@ -225,6 +225,13 @@ def test_png_is_a_png(path, tmp_path):
     assert len(set(zlib.decompressobj().decompress(data[at + 4 :]))) > 3
 
 
+@pytest.mark.parametrize("name", ["a$\\frac{1$", os.fsdecode(b"a\xff"), "日本"])
+def test_a_png_takes_any_name(name, path, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
+    odd = path.rename(tmp_path / name)
+    run("map", odd, "--out", tmp_path / "map.png")
+
+
 def test_large_shards_are_drawn_in_cells(tmp_path):
     gapped(tmp_path / "a", 100_000, 3)
     started = perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from warnings import catch_warnings, filterwarnings
 
 from gpushard.cli.files import write_file
 from gpushard.cli.map_marks import (
@@ -15,6 +16,7 @@ from gpushard.cli.map_marks import (
     Panel,
     hex_colour,
 )
+from gpushard.cli.output import printable
 from gpushard.errors import UnsupportedError
 
 _COLOURS = {
@@ -48,12 +50,15 @@ def write_png(path: Path, title: str, panels: Sequence[Panel]) -> None:
         layout="constrained",
     )
     canvas = FigureCanvasAgg(figure)
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     axes = figure.subplots(len(panels), 1, height_ratios=heights, squeeze=False)
     for panel, place in zip(panels, axes[:, 0], strict=True):
         _draw(place, panel)
     figure.legend(handles=_legend(), loc="outside lower center", ncols=3, fontsize=8)
-    write_file(path, canvas.print_png)
+    with catch_warnings():
+        # matplotlib draws boxes for characters that its font lacks.
+        filterwarnings("ignore", "Glyph")
+        write_file(path, canvas.print_png)
 
 
 def _draw(axes: object, panel: Panel) -> None:
