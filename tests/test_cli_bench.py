@@ -204,3 +204,16 @@ def test_a_contender_that_has_another_axis_of_raw_bytes_is_left_out(tmp_path):
     zarr.create_array(tmp_path, shape=(8,), dtype="V7", chunks=(2,))[...] = values
     facts = run_json("bench", tmp_path, "--repetitions", "1")
     assert "tensorstore" not in facts["versions"]
+
+
+def test_a_contender_that_cannot_open_the_array_is_left_out_with_its_reason(
+    path, monkeypatch
+):
+    tensorstore = pytest.importorskip("tensorstore")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no such driver")
+
+    monkeypatch.setattr(tensorstore, "open", refuse)
+    text = run("bench", path, "--repetitions", "1").stdout
+    assert "tensorstore  left out: no such driver" in text

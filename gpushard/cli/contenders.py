@@ -64,13 +64,17 @@ def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[An
     try:
         handle = zarr_array(source.store, source.layout.path, **pipeline)
     except UnsupportedError as error:
-        refusal = error
-
-        def refuse(_: Key) -> NDArray[Any]:
-            raise refusal
-
-        return refuse
+        return _refusing(error)
     return _indexing(handle)
+
+
+def _refusing(error: Exception) -> Callable[[Key], NDArray[Any]]:
+    """Function that raises the error for which a library cannot open the array."""
+
+    def refuse(_: Key) -> NDArray[Any]:
+        raise error
+
+    return refuse
 
 
 def _zarrs(array: Array) -> Contender | None:
@@ -95,10 +99,11 @@ def _tensorstore(array: Array) -> Contender | None:
         return None
     path = f"{store.root}/{array.source.layout.path}".rstrip("/")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+    number = _version("tensorstore")
     try:
         handle: Any = tensorstore.open(spec, read=True).result()
-    except ValueError:  # a data type or a codec that it does not know
-        return None
+    except Exception as error:  # noqa: BLE001 - it may raise anything
+        return Contender("tensorstore", number, _refusing(error))
     if handle.rank != array.ndim:  # it makes an axis of an element's raw bytes
         return None
 
@@ -106,4 +111,4 @@ def _tensorstore(array: Array) -> Contender | None:
         takes = any(isinstance(item, np.ndarray) for item in key)
         return (handle.oindex[key] if takes else handle[key]).read().result()
 
-    return Contender("tensorstore", _version("tensorstore"), read)
+    return Contender("tensorstore", number, read)
