@@ -20,6 +20,12 @@ def test_place_that_does_not_exist_is_not_found(tmp_path: Path) -> None:
         resolve(tmp_path / "a.nc")
 
 
+def test_a_path_that_is_too_long_is_not_found():
+    for path in ("a/" * 5000, "a" * 5000, f"{'a/' * 5000}b.zip"):
+        with pytest.raises(NotFoundError, match="no directory"):
+            resolve(path)
+
+
 def test_a_link_that_leads_nowhere_is_called_a_link(tmp_path):
     (tmp_path / "gone").symlink_to("no-such-directory")
     (tmp_path / "round").symlink_to("round")

@@ -237,8 +237,9 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
     path = os.path.expanduser(path)
     if os.path.isdir(path):
         return LocalStore(path, options), ""
+    # Not `Path.is_file`, which raises if a path is too long.
     for outer in (Path(path), *Path(path).parents):
-        if outer.suffix.lower() == ".zip" and outer.is_file():
+        if outer.suffix.lower() == ".zip" and os.path.isfile(outer):
             inside = Path(path).relative_to(outer)
             return _open_zip(outer), "" if inside == Path() else inside.as_posix()
     if os.path.isfile(path):
@@ -262,10 +263,10 @@ def _hierarchy_around(path: Path) -> Path | None:
     Its arrays and groups have documents below ``meta/root``, and no directory at their
     own path.
     """
-    outer = next((above for above in path.parents if above.is_dir()), None)
-    if outer is None or not (outer / "meta" / "root").is_dir():
+    outer = next(filter(os.path.isdir, path.parents), None)
+    if outer is None or not os.path.isdir(outer / "meta" / "root"):
         return None
-    return outer if (outer / "zarr.json").is_file() else None
+    return outer if os.path.isfile(outer / "zarr.json") else None
 
 
 def _refuse_unreachable(path: str) -> None:
