@@ -319,6 +319,13 @@ def test_colours_reach_terminals_only(sample, monkeypatch):
     assert "\x1b[3" not in on_a_terminal("map", sample / "u")
 
 
+@pytest.mark.parametrize("command", ["info", "map", "verify"])
+def test_nothing_is_lost_on_a_terminal_without_columns(command, sample, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    text = on_a_terminal(command, sample / "u")
+    assert {"shards", "bytes", "inner"} & set(text.split())
+
+
 def on_a_terminal(*arguments) -> str:
     """What a command prints on a terminal, of 80 columns."""
     import pty

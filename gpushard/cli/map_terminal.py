@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import groupby, islice
 from operator import itemgetter
@@ -13,7 +12,7 @@ from gpushard.cli.map_marks import (
     contents_of,
     hex_colour,
 )
-from gpushard.cli.output import stdout_as_a_store
+from gpushard.cli.output import stdout_as_a_store, stdout_console
 from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins
 from gpushard.layout import ArrayLayout
 
@@ -40,13 +39,12 @@ Cell = tuple[str, str | None]
 
 def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
     """Draw the bytes of a shard and the grid of its inner chunks on stdout."""
-    from rich.console import Console
     from rich.style import Style
     from rich.text import Text
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = stdout_console()
     spell = _spelling(console.encoding)
-    columns = max(20, min(console.width, 120))
+    columns = min(console.width, 120)
     pictures = (_strip(shard, columns), _grid(shard, layout, columns))
     with stdout_as_a_store():
         for title, rows in zip(("bytes", "grid"), pictures, strict=True):

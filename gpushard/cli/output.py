@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpushard.errors import StoreError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object instead of text.")
@@ -27,6 +30,7 @@ ShowsProgress = Annotated[
     ),
 ]
 
+_LEAST_WIDTH = 20
 # Lines for another program are never wrapped.
 _PIPE_WIDTH = 1_000_000
 # Pieces of JSON that are printed at a time.
@@ -84,7 +88,6 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 
     Without rows nothing is printed, where rich prints an empty line.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -94,11 +97,25 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
     if not table.row_count:
         return
     with stdout_as_a_store():
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        console = stdout_console()
+        if not sys.stdout.isatty():
+            console.width = _PIPE_WIDTH
         with console.capture() as lines:
             console.print(table)
         for line in lines.get().splitlines():
             typer.echo(line.rstrip())
+
+
+def stdout_console() -> Console:
+    """Console on stdout, wide enough that no text is lost.
+
+    The variable COLUMNS may say 0, and a terminal may have a column or two.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(_LEAST_WIDTH, console.width)
+    return console
 
 
 def printable(text: str) -> str:
