@@ -16,6 +16,7 @@ import zarr
 
 from cli_runs import run, write_sample, write_shards
 from gpushard.cli import files
+from gpushard.cli.failures import exit_status
 from warm_cli import WarmCli
 
 COMMANDS = {
@@ -159,6 +160,14 @@ def test_an_interrupt_exits_with_130_at_once(name, sample, tmp_path, warm):
     assert warm.status() == 130
     assert "interrupted" in rest
     assert "Traceback" not in rest
+
+
+def test_an_interrupt_before_a_command_begins_is_told_in_a_sentence(capsys):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert exit_status(interrupted) == 130
+    assert capsys.readouterr().err == "gpushard: interrupted.\n"
 
 
 # errors for programs

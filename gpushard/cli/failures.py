@@ -36,6 +36,9 @@ def exit_status(program: Callable[[], Any]) -> int:
         status = EXIT_CUT if is_cut else ended.code
     except StoreError as error:  # typer prints the help and the version
         say(str(error))
+    except KeyboardInterrupt:  # before a command begins
+        say("interrupted.")
+        status = EXIT_INTERRUPTED
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
