@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
 from cuda_host.device import EmulatedDevice
@@ -115,6 +115,74 @@ def test_a_fork_reads_a_zarr_store_that_its_parent_was_reading():
     a = gpushard.open_array(MemoryStore(held))
     a[...]
     assert answers_in_a_fork(lambda: np.array_equal(a[...], np.arange(64)))
+
+
+def _zipped(place: Path) -> Path:
+    """A zip file beside the array at `place`, with its files."""
+    return Path(shutil.make_archive(str(place), "zip", place))
+
+
+def _positions(path: Path) -> list[int]:
+    """Where this process stands in the open files of `path`."""
+    open_files = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    return [
+        os.lseek(fd, 0, os.SEEK_CUR)
+        for fd in open_files
+        if os.path.lexists(link := f"/proc/self/fd/{fd}")
+        and os.readlink(link) == str(path)
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the open files")
+@pytest.mark.parametrize("opened", ["path", "zarr", "fsspec"])
+def test_a_fork_reads_an_archive_past_the_open_file_of_its_parent(tmp_path, opened):
+    """If it moved in that file, its parent would read bytes of other places."""
+    # Too much for the buffer of an open file.
+    values = np.random.default_rng(0).integers(256, size=100_000, dtype="u1")
+    zarr.create_array(tmp_path / "a", data=values, chunks=(1000,), shards=(10_000,))
+    path = _zipped(tmp_path / "a")
+    url = f"zip://::{path.as_uri()}"
+    if opened == "fsspec":
+        pytest.importorskip("fsspec", reason="no fsspec")
+    a = gpushard.open_array({"zarr": ZipStore(path), "fsspec": url}.get(opened, path))
+    assert_same_bits(a[-5000:], values[-5000:])
+    before = _positions(path)
+    assert before
+    assert answers_in_a_fork(lambda: np.array_equal(a[:5000], values[:5000]))
+    assert _positions(path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_opens_a_zip_file_anew_where_its_parent_found_it(tmp_path, monkeypatch):
+    path = _zipped(write_values(tmp_path / "a"))
+    monkeypatch.chdir(tmp_path)
+    a = gpushard.open_array(path.name)
+
+    def reads() -> bool:
+        os.chdir("/")
+        return np.array_equal(a[...], VALUES)
+
+    assert answers_in_a_fork(reads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_a_fork_is_told_of_an_archive_that_it_cannot_open_anew(tmp_path):
+    pytest.importorskip("fsspec", reason="no fsspec")
+    from fsspec.implementations.zip import ZipFileSystem
+
+    with _zipped(write_values(tmp_path / "a")).open("rb") as file:
+        a = gpushard.open_array(ZipFileSystem(file).get_mapper(""))
+        assert_same_bits(a[...], VALUES)
+
+        def refused() -> bool:
+            try:
+                a[...]
+            except gpushard.StoreError as error:
+                return "file object" in str(error) and "a path or a URL" in str(error)
+            return False
+
+        assert answers_in_a_fork(refused)
+        assert_same_bits(a[...], VALUES)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
 import threading
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,6 +14,7 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 
+from gpushard.errors import StoreError
 from gpushard.forks import after_fork
 
 # Archives share one open file: with zipfile of Python 3.12, threads get bytes of other
@@ -65,6 +68,36 @@ def innermost(fs: Any) -> Any:
     return innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
 
 
+class _Inherited:
+    """A file system, opened anew in forked processes if it is an archive.
+
+    Who reads from the open file of an archive moves it for all that have inherited it.
+    """
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        self._is_archive = isinstance(innermost(fs), AbstractArchiveFileSystem)
+        self._pid = os.getpid()
+
+    def here(self) -> Any:
+        """The file system to read in this process; only one thread may ask."""
+        if self._is_archive and self._pid != (pid := os.getpid()):
+            self._fs, self._pid = _opened_anew(self._fs), pid
+        return self._fs
+
+
+def _opened_anew(fs: Any) -> Any:
+    try:
+        address = pickle.dumps(fs)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise StoreError(
+            "an archive that was opened as a file object cannot be read by a forked"
+            " process",
+            hint="open it from a path or a URL",
+        ) from error
+    return pickle.loads(address)
+
+
 class OneAtATime(AsyncFileSystemWrapper):
     """Asynchronous file system over one that a single thread reads at a time."""
 
@@ -72,11 +105,11 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        turn = _turn_of(innermost(fs))
+        turn, inherited = _turn_of(innermost(fs)), _Inherited(fs)
 
         def cat_file(*where: Any, **options: Any) -> bytes:
             with turn.lock:
-                return fs.cat_file(*where, **options)
+                return inherited.here().cat_file(*where, **options)
 
         async def read(*where: Any, **options: Any) -> bytes:
             return await asyncio.to_thread(cat_file, *where, **options)

@@ -12,9 +12,11 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
+from gpushard.forks import after_fork
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
@@ -66,8 +68,6 @@ class ZarrStore:
 
     Attributes
     ----------
-    zarr_store
-        The zarr store.
     costs
         As passed, or those of a network, unless the store is known to be in this
         process.
@@ -82,18 +82,25 @@ class ZarrStore:
     ) -> None:
         from zarr.core.buffer import default_buffer_prototype
 
-        self.zarr_store = store
         self._loop = loop
         self._objects = _objects_of(store, prototype or default_buffer_prototype())
         self.costs = costs or _costs_of(store)
         self._is_near = loop is None and _waits_for_nothing(store)
         self._way = _way_to(self._objects, self.costs)
+        self._zip_path = _zip_path(store)
+        if self._zip_path is not None:
+            after_fork(self._open_zip_anew)
 
     def __reduce__(self) -> tuple[Callable[..., ZarrStore], tuple[object, ...]]:
         return ZarrStore, (self.zarr_store, None, None, self.costs)
 
     def __repr__(self) -> str:
         return f"ZarrStore({self.zarr_store!r})"
+
+    @property
+    def zarr_store(self) -> ZarrAbstractStore:
+        """The zarr store."""
+        return self._objects.store
 
     @property
     def url(self) -> str:
@@ -178,6 +185,16 @@ class ZarrStore:
             raise self._objects.failure(prefix, error) from error
         return sorted({name.strip("/") for name in names} - {""})
 
+    def _open_zip_anew(self) -> None:
+        """Read a zip file in a forked process through an open file of its own.
+
+        Who reads from the inherited one moves it for the parent, too.
+        """
+        from zarr.storage import ZipStore
+
+        if self._zip_path is not None:
+            self._objects.store = ZipStore(self._zip_path, read_only=True)
+
     async def _ensure_open(self) -> None:
         """Open the store: a new or unpickled store may not be open yet."""
         try:
@@ -244,6 +261,15 @@ def _waits_for_nothing(store: ZarrAbstractStore) -> bool:
     from zarr.storage import MemoryStore, ZipStore
 
     return type(store) in (MemoryStore, ZipStore)
+
+
+def _zip_path(store: ZarrAbstractStore) -> Path | None:
+    """Path of the zip file that a store only reads; None for any other store."""
+    from zarr.storage import ZipStore
+
+    if type(store) is not ZipStore or not store.read_only or store.path is None:
+        return None
+    return store.path.absolute()  # a fork may change its directory
 
 
 def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
