@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 import gpushard
@@ -90,3 +92,22 @@ def test_larger_reads_have_nothing_compiled_because_of_small_ones(place, monkeyp
     a = gpushard.open_array(place, options=options, device="cpu")
     assert_same_bits(a[...], VALUES)
     assert choice._counted.nbytes
+
+
+@pytest.mark.parametrize("lacking", ["_kept", "find_library"])
+def test_reads_do_without_loops_that_no_descriptor_is_left_for(
+    lacking, place, monkeypatch
+):
+    """To import is to open files; what reads need may be open already."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(choice, lacking, fail)
+        read(place, N_READS)
+        read(place, 1, small_read_chunks=0)
+        read(place, 1, small_read_chunks=0, compile_nbytes=1)
+    assert not choice.are_loaded() or lacking == "find_library"
+    read(place, 1, small_read_chunks=0)
+    assert choice.are_loaded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -160,14 +161,28 @@ def loops_for(chain: FusedChain, options: Options) -> Loops | None:
     """
     if _counted.all_nbytes < options.compile_nbytes // _KEPT_SHARE:
         return None
-    library = find_library(
-        chain.kind, is_large=chain.chunk_nbytes >= libzstd.LARGE_NBYTES
-    )
+    try:
+        library = find_library(
+            chain.kind, is_large=chain.chunk_nbytes >= libzstd.LARGE_NBYTES
+        )
+    except OSError as error:
+        _refuse_all_but_no_descriptor(error)
+        return None
     if library is None:
         return None
     compiles = _counted.nbytes >= options.compile_nbytes
     loaded = _load(compiles=compiles, waits=not options.compile_nbytes)
     return None if loaded is None else Loops(loaded, library, pread_address())
+
+
+def _refuse_all_but_no_descriptor(error: OSError) -> None:
+    """Raise `error`, unless no file descriptor was left for an import.
+
+    Then reads go on without loops, with the files that are open, and later ones look
+    again.
+    """
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise error
 
 
 @contextmanager
@@ -209,7 +224,10 @@ def _load(*, compiles: bool = True, waits: bool = True) -> Any:
 
 
 def _look_for_loops(compiles: bool, waits: bool) -> None:
-    if not _loaded and (kept := _kept()) is not None:
-        _loaded.append(kept)
-    if not _loaded and compiles and (waits or _aside.is_over()):
-        _loaded.append(_compiled())
+    try:
+        if not _loaded and (kept := _kept()) is not None:
+            _loaded.append(kept)
+        if not _loaded and compiles and (waits or _aside.is_over()):
+            _loaded.append(_compiled())
+    except OSError as error:
+        _refuse_all_but_no_descriptor(error)
