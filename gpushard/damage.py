@@ -44,7 +44,10 @@ class Damage:
 
     def note(self, error: CorruptShardError) -> None:
         """Return if the inner chunk of `error` is to be filled; else raise `error`."""
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its frames hold the read's output, until a collection
 
     def of_array(self, store_url: str, grid: Sequence[int]) -> Damage:  # noqa: ARG002
         """The same for one of several arrays, in the store at `store_url`.
@@ -120,9 +123,10 @@ class Replaced(Damage):
 
     def note(self, error: CorruptShardError) -> None:
         """Report `error`, unless its inner chunk was reported before."""
+        error = without_frames(error)
         held = _later.errors
         if held is not None:
-            held.append((self, _without_frames(error)))
+            held.append((self, error))
             return
         with self._lock:
             # Several selections, or a repeated read, may meet the same inner chunk.
@@ -163,8 +167,12 @@ def reported_afterwards() -> Iterator[None]:
         damage.note(error)
 
 
-def _without_frames(error: CorruptShardError) -> CorruptShardError:
-    """The error without its traceback, whose frames hold what was fetched."""
+def without_frames(error: CorruptShardError) -> CorruptShardError:
+    """The error without its traceback, whose frames hold what was read.
+
+    A frame that holds the error in turn would stay until a collection, and with it the
+    read's output.
+    """
     chained: BaseException | None = error
     while chained is not None:
         chained.__traceback__ = None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.damage import without_frames
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import need_pages
@@ -82,7 +83,7 @@ def fetch_indexes(
             try:
                 found[i] = keep_index(source, coordinates[i], keys[i], answer)
             except CorruptShardError as error:
-                found[i] = error
+                found[i] = without_frames(error)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -223,10 +224,11 @@ class Job:
         Raises
         ------
         CorruptShardError
-            `error`, if damage ends the read.
+            A copy of `error`, if damage ends the read: callers hold `error`, and must
+            not be held by it.
         """
         if not self.damage.replaces:
-            raise error
+            raise copy.copy(error) from error.__cause__
         for row in rows.tolist():
             coordinate = self.chunk_coordinate(block, row)
             said = at_inner_chunk(error, coordinate)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.damage import without_frames
 from gpushard.errors import CorruptShardError
 from gpushard.fetching.fetch import (
     RESTORE,
@@ -83,7 +84,7 @@ def fetch_nested_indexes(
         try:
             ranges.append(index_range(source, level, extents[i], prod(shape)))
         except CorruptShardError as error:
-            found[i] = error.with_traceback(None)  # a traceback keeps frames alive
+            found[i] = without_frames(error)
         else:
             wanted.append(i)
     parent = [nested[i].parent for i in wanted]
@@ -96,7 +97,7 @@ def fetch_nested_indexes(
         try:
             index = found[i] = decode_index(source, level, data, shape, extents[i])
         except CorruptShardError as error:
-            found[i] = error.with_traceback(None)
+            found[i] = without_frames(error)
         else:
             if lasts(version):
                 source.indexes.put(keys[i], KnownIndex(index, version))
@@ -136,7 +137,7 @@ def _read_all_there_is(
         return _read_ranges(source, parent, ranges, parents, tally)
     except CorruptShardError as error:
         if len(ranges) == 1:
-            return [error]
+            return [without_frames(error)]
     return [
         piece
         for at in zip(parent, ranges, strict=True)

@@ -253,11 +253,14 @@ def _go_on(
 ) -> None:
     """Read what is readable of failed requests, or raise if damage ends the read."""
     # A damaged inner chunk is named already. Otherwise an object ended too early.
-    if error.inner_chunk is not None:
-        raise error
-    if not job.damage.replaces:
-        _name_cut_off(job, ranged, requests, error)
-        raise error
+    is_named = error.inner_chunk is not None
+    if is_named or not job.damage.replaces:
+        if not is_named:
+            _name_cut_off(job, ranged, requests, error)
+        try:
+            raise error
+        finally:
+            del error  # as in `Damage.note`
     _read_what_is_left(job, ranged, requests, error)
 
 
