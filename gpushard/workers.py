@@ -63,11 +63,10 @@ def run_tasks(
         return
     helpers: list[Handed[None]] = []
 
-    def hire() -> None:
+    def hire(line: _Line) -> None:
         helpers.extend(_helpers(line, n_workers))
 
-    line = _Line(tasks, most_nbytes, hire)
-    _work_off(line, helpers)
+    _work_off(_Line(tasks, most_nbytes, hire), helpers)
 
 
 class Begun:
@@ -80,7 +79,7 @@ class Begun:
     """
 
     def __init__(self, tasks: Iterable[Work], n_workers: int) -> None:
-        line = _Line(tasks, None, lambda: None)
+        line = _Line(tasks, None, lambda _: None)
         self._begun = [(line, _helpers(line, n_workers))]
 
     def finish(self) -> None:
@@ -148,14 +147,16 @@ class _Line:
     most_nbytes
         As for `run_tasks`.
     hire
-        Called once, when there is more work than one worker can do.
+        Called once with the line, when there is more work than one worker can do. It
+        must not hold the line: with work that an error has left over, that would stay
+        until a collection.
     """
 
     def __init__(
         self,
         works: Iterable[Work],
         most_nbytes: int | None,
-        hire: Callable[[], None],
+        hire: Callable[[_Line], None],
     ) -> None:
         self._works = iter(works)
         self._most_nbytes = most_nbytes
@@ -309,7 +310,7 @@ class _Line:
             self._is_hired |= hires
             self._tell_all()
         if hires:
-            self._hire()
+            self._hire(self)
 
     def _close(self, opened: _Open) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Damage keeps no output: the frames of its error do not."""
+"""Damage keeps no output: neither an error's frames do, nor work that is left over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import json
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 
 from damaged_arrays import WAYS, opened
 from gpushard.errors import CorruptShardError
+from gpushard.workers import Task, run_tasks
 from spec_shards import document
 from test_damage_callables import DAMAGED, GOOD, N
 from zarr_oracle import held
@@ -63,3 +64,27 @@ def test_an_output_goes_without_a_collection_if_a_read_meets_damage(
     how = reported.append if errors == "call" else errors
     assert_goes(partial(read, damage, way, how))
     assert bool(reported) == (errors == "call")
+
+
+class _Output:
+    """What tasks write to."""
+
+
+def test_work_that_an_error_leaves_over_goes_without_a_collection():
+    def fails() -> None:
+        raise CorruptShardError("damaged")
+
+    def use(_: _Output) -> None: ...
+
+    def work(out: _Output) -> Iterator[Task]:
+        yield from [fails] * 3
+        while True:
+            yield partial(use, out)
+
+    def run() -> weakref.ref[_Output]:
+        out = _Output()
+        with pytest.raises(CorruptShardError):
+            run_tasks(work(out), 2)
+        return weakref.ref(out)
+
+    assert_goes(run)
