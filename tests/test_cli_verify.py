@@ -15,9 +15,11 @@ from cli_runs import run, run_json, sentence, write_shards
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard.cli import device_comparison, verification
+from gpushard.converting.mark import NAME, Mark
 from gpushard.devices.find import Found
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.files import FileWriter
+from gpushard.stores.resolve import resolve
 
 
 @pytest.fixture
@@ -249,3 +251,21 @@ def test_one_thing_that_could_not_be_verified_is_told_in_the_singular(tmp_path):
     (tmp_path / "g" / "round").symlink_to(tmp_path / "g" / "round")
     result = run("verify", tmp_path / "g", code=2)
     assert "1 thing could not be verified" in result.stdout
+
+
+@pytest.mark.parametrize("below", ["", "b/c"])
+def test_an_unfinished_conversion_is_not_called_whole(shards, tmp_path, below):
+    source, target = tmp_path / "g", tmp_path / "new" / below
+    shutil.copytree(shards, source / "a")
+    zarr.open_group(source, mode="a")
+    for one, place in ((source, target), (source / "a", target / "a")):
+        shutil.rmtree(target, ignore_errors=True)
+        gpushard.convert(source, target)
+        assert run_json("verify", target)["status"] == "whole"
+        mark = Mark(resolve(str(place))[0], NAME, "", "", np.zeros(6, bool))
+        mark.write()
+        found = run_json("verify", target, code=2)
+        assert found["status"] == "unverified", one
+        (finding,) = [f for told in found["arrays"] for f in told["findings"]]
+        assert (finding["kind"], finding["shard_key"]) == ("unfinished", NAME)
+        assert "repeat the conversion" in run("verify", target, code=2).stdout

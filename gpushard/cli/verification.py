@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gpushard.cli.device_comparison import compare_devices
 from gpushard.cli.limits import in_words
+from gpushard.converting.mark import NAME, has_mark
 from gpushard.devices.find import find_device
 from gpushard.errors import GpushardError, LimitError, naming
 from gpushard.group import Group, node_at, walk
@@ -86,6 +87,10 @@ def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
             _verified(store, place, found, wanted, begin)
             for place, found in _arrays(store, path, wanted.options)
         ]
+        if path not in {verified.array for verified in arrays}:  # a group
+            group = Verification(path)
+            _look_for_conversion(store, path, group)
+            arrays += [group] if group.findings else []
     return Outcome(url, arrays, perf_counter() - started)
 
 
@@ -130,6 +135,7 @@ def _verified(
         except LimitError as error:
             return _unread(place, error)
         result.restored = done.restored
+        _look_for_conversion(store, place, result)
         if wanted.device is not None:
             device = find_device(wanted.device).device
             progress = begin(f"{label} on {wanted.device}", found.layout.n_objects)
@@ -138,6 +144,21 @@ def _verified(
         lost = {error.shard_key: error for error in done.failed}
         result.findings = [_worded(finding, lost) for finding in result.findings]
         return result
+
+
+def _look_for_conversion(store: Store, place: str, result: Verification) -> None:
+    """Note in `result` that a conversion to `place` is not finished, if so.
+
+    What it has yet to write is missing, which is no damage.
+    """
+    if not has_mark(store, place):
+        return
+    hint = "repeat the conversion: it goes on where it stopped"
+    what = "a conversion to here is not finished"
+    result.checks.append(Check("what is yet to be converted", False, what))
+    result.findings.append(Finding("unfinished", NAME, None, 0, what, hint=hint))
+    result.n_findings += 1
+    result.n_unverified += 1
 
 
 def _worded(finding: Finding, lost: Mapping[Any, GpushardError]) -> Finding:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import OptionError, UnsupportedError
+from gpushard.errors import OptionError, StoreError, UnsupportedError
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
@@ -160,6 +160,16 @@ def refuse_lasting(store: Store) -> None:
 def takes_mark(store: Store) -> bool:
     """Whether a mark can be stored; without one, a conversion cannot be resumed."""
     return not isinstance(store, ZarrStore) or takes_any_key(store.zarr_store)
+
+
+def has_mark(store: Store, place: str) -> bool:
+    """Whether there is a mark at `place`, as far as the store lets anybody look."""
+    if not takes_mark(store):
+        return False
+    try:
+        return store.read([ByteRequest(join(place, NAME), 0, 1)])[0] is not None
+    except StoreError:  # a server may refuse names that begin with a dot
+        return False
 
 
 def find_mark(store: Store, place: str) -> dict[str, Any] | None:

@@ -20,11 +20,12 @@ Kind = Literal[
     # Not verified.
     "unreadable",
     "changed",
+    "unfinished",
     # Legal, but worth a look.
     "overlap",
     "note",
 ]
-UNVERIFIED: frozenset[Kind] = frozenset(("unreadable", "changed"))
+UNVERIFIED: frozenset[Kind] = frozenset(("unreadable", "changed", "unfinished"))
 REMARKS: frozenset[Kind] = frozenset(("overlap", "note"))
 
 # Findings kept of a verification, since a hostile archive can cause any number.
