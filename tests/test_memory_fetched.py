@@ -333,25 +333,22 @@ class Result:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 999, 1000, 1001, 4096, N])
-def test_large_bodies_are_taken_a_piece_at_a_time(monkeypatch, nbytes):
-    monkeypatch.setattr(obstores, "_PIECE_NBYTES", 1000)
+def test_large_bodies_are_taken_a_piece_at_a_time(nbytes):
     result: Any = Result(NOISE[:nbytes])
-    assert obstores.body_of(result, nbytes, 9).tobytes() == NOISE[:nbytes]
+    assert obstores.body_of(result, nbytes, 9, 1000).tobytes() == NOISE[:nbytes]
     assert result.asked == [nbytes + 1 if nbytes <= 1000 else 1000]
 
 
 @pytest.mark.parametrize("told", [999, 2500])
-def test_of_a_longer_body_than_its_head_tells_little_more_is_taken(monkeypatch, told):
-    monkeypatch.setattr(obstores, "_PIECE_NBYTES", 1000)
+def test_of_a_longer_body_than_its_head_tells_little_more_is_taken(told):
     result: Any = Result(NOISE)
-    taken = obstores.body_of(result, told, 9)
+    taken = obstores.body_of(result, told, 9, 1000)
     assert taken.tobytes() == NOISE[: told + 1]
 
 
-def test_of_a_body_that_is_cut_no_more_is_taken_than_came(monkeypatch):
-    monkeypatch.setattr(obstores, "_PIECE_NBYTES", 1000)
+def test_of_a_body_that_is_cut_no_more_is_taken_than_came():
     result: Any = Result(NOISE[:1500])
-    assert obstores.body_of(result, 4000, 9).tobytes() == NOISE[:1500]
+    assert obstores.body_of(result, 4000, 9, 1000).tobytes() == NOISE[:1500]
 
 
 @pytest.mark.parametrize(

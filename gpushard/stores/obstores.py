@@ -200,7 +200,7 @@ def piece_nbytes(memory_limit: int | None) -> int:
 
 
 def body_of(
-    result: GetResult, nbytes: int, limit_s: float, most: int | None = None
+    result: GetResult, nbytes: int, limit_s: float, most: int
 ) -> NDArray[np.uint8]:
     """Body of an answer whose head states `nbytes`: uint8, on the host.
 
@@ -212,7 +212,6 @@ def body_of(
     TimeoutError
         The body was not complete after `limit_s`. Nothing waits for it any longer.
     """
-    most = most or _PIECE_NBYTES
     return result_in(_loop(), lambda: _collect(result, nbytes, limit_s, most))
 
 
