@@ -21,6 +21,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
+from gpushard.planning.touched import open_mesh
 from gpushard.selecting.patches import entries_of
 from gpushard.selecting.selection import Ints, SliceAxis
 
@@ -70,7 +71,7 @@ class GridTarget:
         outs = zip(*(out for out, _ in pairs), strict=True)
         ins = zip(*(inner for _, inner in pairs), strict=True)
         if self._gathers:
-            return zip(map(_open_mesh, outs), map(_open_mesh, ins), strict=True)
+            return zip(map(open_mesh, outs), map(open_mesh, ins), strict=True)
         return zip(outs, ins, strict=True)
 
     def _index(self, column: list[int]) -> tuple[Index, Index]:
@@ -78,7 +79,7 @@ class GridTarget:
         axes = zip(self.part.projections, column, self.out.shape, strict=False)
         out_index, in_index = zip(*(_axis_index(*axis) for axis in axes), strict=True)
         if self._gathers:
-            return _open_mesh(out_index), _open_mesh(in_index)
+            return open_mesh(out_index), open_mesh(in_index)
         return out_index, in_index
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
@@ -181,16 +182,6 @@ def _axis_index(projection: Projected, at: int, extent: int) -> tuple[Any, Any]:
         out_start = extent - 1 - out_start
     in_stop = in_start + (length - 1) * step + 1
     return slice(out_start, out_start + length), slice(in_start, in_stop, step)
-
-
-def _open_mesh(index: Index) -> Index:
-    """Cross product of slices and integer arrays (NumPy would pair the arrays)."""
-    return np.ix_(
-        *(
-            np.arange(i.start, i.stop, i.step or 1) if isinstance(i, slice) else i
-            for i in index
-        )
-    )
 
 
 class PointTarget:

@@ -292,18 +292,18 @@ def _extremes(index: slice[int, int, int] | list[int]) -> tuple[int, int]:
 def _meshed(chunk: TouchedChunk) -> TouchedChunk:
     if sum([isinstance(i, list) for i in chunk.inside]) < 2:
         return chunk
-    inside, out = _open_mesh(chunk.inside), _open_mesh(chunk.out[:-1])
+    inside, out = open_mesh(chunk.inside), open_mesh(chunk.out[:-1])
     return chunk._replace(inside=inside, out=out)
 
 
-def _open_mesh(index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cross product of slices and lists (NumPy would pair the lists)."""
+def open_mesh(index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Cross product of slices and lists of integers (NumPy would pair the lists)."""
     mesh: Any = np.ix_  # its stubs know no mixed arguments
     return mesh(*[_listed(i) for i in index])
 
 
-def _listed(index: slice | list[int]) -> Any:
-    if isinstance(index, list):
+def _listed(index: Any) -> Any:
+    if not isinstance(index, slice):
         return index
     part = cast("slice[int, int | None, int | None]", index)
     return np.arange(part.start, -1 if part.stop is None else part.stop, part.step or 1)
