@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -74,6 +75,17 @@ def test_damage_exits_with_1_and_is_told_in_every_form(damaged, tmp_path):
     assert found["expected"] != found["got"]
     assert array["counts"]["n_checked_inner_chunks"] == 12
     assert found["got"] in page.read_text()
+
+
+def test_findings_that_are_left_out_are_counted(shards, tmp_path, monkeypatch):
+    for file in shards.glob("c/*/*"):
+        file.write_bytes(file.read_bytes()[:-1])
+    monkeypatch.setattr(sys.modules["gpushard.cli.verify"], "_MOST_LINES", 3)
+    monkeypatch.setattr("gpushard.inspection.findings.MOST_FINDINGS", 3)
+    page = tmp_path / "report.html"
+    text = run("verify", shards, "--html", page, code=1).stdout
+    assert text.endswith("\n... and 1 more: see --json or --html\n")
+    assert "Only the first 3 of 4 are listed." in page.read_text()
 
 
 def test_progress_goes_to_stderr_and_data_to_stdout(damaged):

@@ -231,6 +231,14 @@ def test_what_does_not_fit_is_refused_naming_the_arrays(read):
     assert caught.value.array_path.startswith("concat of 3, from memory://")
 
 
+@pytest.mark.parametrize(
+    "indexer", [lambda c: c, lambda c: c.oindex, lambda c: c.vindex]
+)
+def test_nothing_is_written_to_arrays_that_were_joined(indexer):
+    with pytest.raises(gpushard.UnsupportedError, match="write to each of them"):
+        indexer(pieces(0)[0])[0, 0] = 1
+
+
 def test_a_failing_store_is_told_with_the_array_it_failed(tmp_path):
     root = zarr.create_group(tmp_path / "g")
     for name in "ab":
