@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from numpy.typing import NDArray
 
+import gpushard
 from gpushard.array import Array
 from gpushard.cli.comparison import zarr_array
 from gpushard.errors import UnsupportedError
@@ -31,19 +32,12 @@ class Contender(NamedTuple):
 
 def contenders(array: Array) -> list[Contender]:
     """Gpushard, then zarr-python, then other libraries that can open the array."""
-    found = [Contender("gpushard", _version("gpushard"), _indexing(array))]
+    found = [Contender("gpushard", gpushard.__version__, _indexing(array))]
     for open_one in (_zarr, _zarrs, _tensorstore):
         contender = open_one(array)
         if contender is not None:
             found.append(contender)
     return found
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
 
 
 def _indexing(array: Any) -> Callable[[Key], NDArray[Any]]:
@@ -55,7 +49,7 @@ def _indexing(array: Any) -> Callable[[Key], NDArray[Any]]:
 
 
 def _zarr(array: Array) -> Contender:
-    return Contender("zarr-python", _version("zarr"), _opened_by_zarr(array))
+    return Contender("zarr-python", version("zarr"), _opened_by_zarr(array))
 
 
 def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[Any]]:
@@ -86,7 +80,7 @@ def _zarrs(array: Array) -> Contender | None:
         # zarrs warns, and hands every read to zarr-python's own pipeline.
         filterwarnings("error", "Array is unsupported by ZarrsCodecPipeline")
         read = _opened_by_zarr(array, pipeline="zarrs.ZarrsCodecPipeline")
-    return Contender("zarrs", _version("zarrs"), read)
+    return Contender("zarrs", version("zarrs"), read)
 
 
 def _tensorstore(array: Array) -> Contender | None:
@@ -99,7 +93,7 @@ def _tensorstore(array: Array) -> Contender | None:
         return None
     path = f"{store.root}/{array.source.layout.path}".rstrip("/")
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
-    number = _version("tensorstore")
+    number = version("tensorstore")
     try:
         handle: Any = tensorstore.open(spec, read=True).result()
     except Exception as error:  # noqa: BLE001 - it may raise anything

@@ -111,9 +111,7 @@ def _parsed(value: Any, json_path: str) -> DataType:
         return _struct(named)
     if named.name in _CORE_NAMES or named.name in _SMALL_FLOAT_NAMES:
         named.refuse_members_but(())
-        if named.name in _CORE_NAMES:
-            return _plain(np.dtype(named.name), named.name)
-        return _plain(_small_float(named), named.name)
+        return _plain(_of_numbers(named.name), named.name)
     if raw := _RAW_BITS.fullmatch(named.name):
         return _plain(_raw_bits(int(raw[1]), json_path), named.name)
     if named.name == "fixed_length_utf32":
@@ -133,22 +131,12 @@ def _plain(dtype: np.dtype[Any], json: Any) -> DataType:
     return DataType(dtype, json, has_byte_order(dtype))
 
 
-def _small_float(named: Named) -> np.dtype[Any]:
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        raise UnsupportedError(
-            f"data type {named.name!r} needs the package ml_dtypes",
-            json_path=named.json_path,
-            hint="run: pip install ml_dtypes",
-        ) from error
-    if not hasattr(ml_dtypes, named.name):
-        raise UnsupportedError(
-            f"the installed ml_dtypes does not know data type {named.name!r}",
-            json_path=named.json_path,
-            hint="run: pip install --upgrade ml_dtypes",
-        )
-    return np.dtype(getattr(ml_dtypes, named.name))
+def _of_numbers(name: str) -> np.dtype[Any]:
+    if name in _CORE_NAMES:
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))
 
 
 def _raw_bits(n_bits: int, json_path: str) -> np.dtype[Any]:
