@@ -290,13 +290,14 @@ def test_an_incomplete_installation_is_refused_by_name(tmp_path):
 
 
 def test_the_sources_are_found_and_name_every_kernel_once():
-    sources = load_kernel_sources()
-    assert sources
+    sources, directory = load_kernel_sources(), kernel_directory()
+    files = [parse_kernel_source(p, directory) for p in directory.glob("*.cu")]
+    assert sorted(name for file in files for name in file.threads) == sorted(sources)
     for kernel, source in sources.items():
         assert kernel in source.threads
         assert 32 <= source.threads[kernel] <= 1024
         assert source.threads[kernel] % 32 == 0
-        assert (kernel_directory() / source.name).is_file()
+        assert (directory / source.name).is_file()
 
 
 def test_options_name_the_architecture():

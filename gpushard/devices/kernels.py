@@ -75,14 +75,7 @@ def load_kernel_sources() -> Mapping[str, KernelSource]:
     sources: dict[str, KernelSource] = {}
     for path in sorted(directory.glob("*.cu")):
         source = parse_kernel_source(path, directory)
-        for kernel in source.threads:
-            if kernel in sources:
-                raise DeviceError(
-                    f"kernel {kernel} is defined twice",
-                    got=f"{sources[kernel].name} and {source.name}",
-                    hint=_REINSTALL_HINT,
-                )
-            sources[kernel] = source
+        sources.update(dict.fromkeys(source.threads, source))
     return MappingProxyType(sources)
 
 
