@@ -78,6 +78,12 @@ def test_structs_that_change_on_the_way_go_the_plain_way(tmp_path, seen):
     pairs["x"], pairs["y"] = VALUES, -VALUES
     assert_same(written(tmp_path / "big", "big", pairs.dtype, pairs)[:100], pairs)
     assert kind_of_sink(seen) is HostSink
+    swapped = np.empty(pairs.shape, pairs.dtype.newbyteorder())
+    written(tmp_path / "pairs", "little", pairs.dtype, pairs).read(
+        np.s_[:100], out=swapped
+    )
+    assert kind_of_sink(seen) is HostSink
+    assert_same(swapped.astype(pairs.dtype), pairs)
     places = {"offsets": [0, 8, 16], "itemsize": 32}
     formats = [KIND[name] for name in NAMES]
     layout: Any = {"names": NAMES, "formats": formats} | places
