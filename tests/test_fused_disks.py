@@ -102,3 +102,18 @@ def test_shares_behind_one_that_waits_are_told_without_being_asked_for(
     assert_all_fused(seen)
     assert len(told[0]) >= 4
     assert told[1] == told[0]
+
+
+def test_of_shares_that_are_missing_the_disk_is_told_nothing(
+    disk, monkeypatch, seen, tmp_path
+):
+    monkeypatch.setattr(shares, "_SMALLEST_NBYTES", 1)
+    monkeypatch.setattr(disk, "answer", lambda *_: False)
+    objects = stored(CHAINS["zstd"])
+    del objects.objects["c/1/0"], objects.objects["c/1/1"]
+    a = gpushard.open_array(objects.placed("local", tmp_path), options=FUSED)
+    want = VALUES.copy()
+    want[64:] = 0
+    assert_same_bits(a[...], want)
+    assert_all_fused(seen)
+    assert len({fd for fd, _, _ in disk.told}) == 2
