@@ -6,7 +6,8 @@ import pickle
 
 import numpy as np
 import pytest
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore as ZarrLocalStore
+from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
 from device_fetch_cases import emulated
@@ -81,6 +82,27 @@ def test_what_was_pickled_keeps_its_window(tmp_path):
     again = pickle.loads(copies)[0]
     with pytest.raises(gpushard.WindowMovedError):
         again[...]
+
+
+def test_what_was_pickled_is_told_of_any_store_that_it_rolled_on(tmp_path):
+    a = rolling(tmp_path / "a", 0, 8)
+    store = WrapperStore(ZarrLocalStore(tmp_path / "a"))
+    pickled = pickle.dumps(gpushard.open_array(store))
+    a.append(steps(8, 10)).drop(2)
+    copy = pickle.loads(pickled)
+    assert np.array_equal(copy[2:], steps(2, 8))
+    with pytest.raises(gpushard.WindowMovedError):
+        copy[0]
+
+
+def test_a_rolling_array_tells_where_it_is_and_what_it_has(tmp_path):
+    dask = pytest.importorskip("dask.base", reason="the extra `dask` is not installed")
+    a = rolling(tmp_path / "a", 4, 8)
+    where = f"<gpushard.RollingArray file://{tmp_path}/a domain=[4:8, 0:6]"
+    assert repr(a) == f"{where} dtype=int32 on cpu>"
+    token = dask.tokenize(a)
+    assert dask.tokenize(RollingArray.open(tmp_path / "a")) == token
+    assert dask.tokenize(a.append(steps(8, 10))) != token
 
 
 def test_a_graph_of_dask_over_the_last_steps_is_of_one_window(tmp_path):

@@ -115,9 +115,6 @@ class WatchedStore:
         self._store = store
         self._watch = watch
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return WatchedStore, (self._store, self._watch)
-
     @property
     def url(self) -> str:
         """Address of the store's root."""

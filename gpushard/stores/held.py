@@ -48,10 +48,9 @@ class HeldObjects:
         whole = self._objects.get(key)
         return None if whole is None else whole.data.tobytes()
 
-    def list_children(self, prefix: str) -> list[str] | None:
-        """Sorted names directly below `prefix`."""
-        start = f"{prefix}/" if prefix else ""
-        below = (
-            key.removeprefix(start) for key in self._objects if key.startswith(start)
-        )
-        return sorted({name.partition("/")[0] for name in below})
+    def list_children(
+        self,
+        prefix: str,  # noqa: ARG002  the protocol's signature
+    ) -> list[str] | None:
+        """None: what was fetched is not all that there is."""
+        return None
