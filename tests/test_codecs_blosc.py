@@ -271,6 +271,12 @@ def test_blosclz_match_longer_than_it_can_count_is_refused(blosc: BytesCodec) ->
     with pytest.raises(CorruptShardError, match="longer than blosclz can count"):
         blosc.decode(frame, nbytes, exact=True)
 
+    sizes = 8 * nbytes, nbytes, 52 + len(stream)  # of eight blocks
+    several = struct.pack("<4B3I8i", 2, 1, 0x10, 1, *sizes, *(8 * [48]))
+    several += struct.pack("<i", len(stream)) + stream
+    with pytest.raises(CorruptShardError, match="longer than blosclz can count"):
+        blosc.decode_range(several, 8 * nbytes, 0, 1)
+
 
 def test_snappy_stream_that_claims_more_is_refused(blosc: BytesCodec) -> None:
     claim = b"\xff\xff\xff\xff\x0f" + bytes(8)  # varint 2**32 - 1

@@ -117,6 +117,12 @@ def test_structs_with_their_fill_value_in_base64(dtype, order):
     assert a.fill_value["b"] == 1.5
 
 
+def test_a_field_of_several_numbers_has_the_byte_order_of_these():
+    values = np.zeros((6, 5), [("x", ">i4", (2,))])
+    values["x"] = RNG.integers(-99, 99, (6, 5, 2))
+    assert_reads(written_by_hand(values, "C"), values)
+
+
 def written_by_hand(values, order, chunks=(3, 2)):
     """Objects of an array, by the specification's words and nothing else."""
     dtype = [
