@@ -32,7 +32,7 @@ def listed_as_points(source: Source, selection: Wanted) -> Wanted:
     """The selection, as points if that takes less time and little memory."""
     if not isinstance(selection, Orthogonal):
         return selection
-    if sum(isinstance(axis, IndexAxis) for axis in selection.axes) <= 1:
+    if sum([isinstance(axis, IndexAxis) for axis in selection.axes]) <= 1:
         return selection
     n_elements = prod(selection.grid_shape)
     axes = zip(selection.axes, source.layout.inner_axes, strict=True)
