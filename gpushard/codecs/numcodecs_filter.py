@@ -55,8 +55,6 @@ class ElementFilter(ArrayCodec):
         self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> NDArray[Any]:
         """Decoded elements in a new array."""
-        if not encoded.size:
-            return np.empty(shape, dtype)
         decoded = _run(self.name, self.decoder, encoded)
         if decoded.size != encoded.size:
             raise stream_error(

@@ -102,9 +102,9 @@ def read_small(
 
 def _copies(selection: Selection) -> bool:
     """Whether NumPy makes a copy of the wanted elements before it writes them."""
-    if isinstance(selection, Points):
-        return True
-    return any(isinstance(axis, IndexAxis) for axis in selection.axes)
+    return isinstance(selection, Points) or any(
+        isinstance(axis, IndexAxis) for axis in selection.axes
+    )
 
 
 def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
