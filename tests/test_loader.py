@@ -47,6 +47,15 @@ def test_an_epoch_has_every_sample_once(order):
     assert (first == second) == (order == "sequential")
 
 
+def test_a_sampler_that_has_epochs_is_told_each_before_it_is_asked():
+    class Sampler(list):
+        def set_epoch(self, epoch):
+            self[:] = [epoch, epoch + 2]
+
+    loader = Loader(images(), sampler=Sampler(), batch_size=2, return_index=True)
+    assert [handed_out(loader) for _ in range(3)] == [[[0, 2]], [[1, 3]], [[2, 4]]]
+
+
 def test_small_loads_give_the_same_batches(monkeypatch):
     """Every batch straddles loads of 3 to 5 samples then."""
     whole = list(Loader(images(), batch_size=8, shuffle=True, block=5))

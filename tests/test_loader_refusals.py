@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpushard import Loader, OptionError
-from loader_data import IMAGES, N, images
+from loader_data import IMAGES, N, images, stored
 
 A = images()
 MANY = 2**70
@@ -64,6 +64,26 @@ WRONG = [
 def test_arguments_that_make_no_sense_are_refused(options, named):
     with pytest.raises(OptionError, match=named):
         Loader(A, **options)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "dtype", "named"),
+    [
+        ((A, A), ["f4"], "one entry for each array: expected 2, got 1"),
+        ({"x": A}, {"y": "f4"}, "the loader does not have: expected x, got y"),
+    ],
+)
+def test_options_that_do_not_fit_the_arrays_are_refused(arrays, dtype, named):
+    with pytest.raises(OptionError, match=named):
+        Loader(arrays, dtype=dtype)
+    first, second = next(iter(Loader((A, A), dtype=["f4", None])))
+    assert (first.dtype, second.dtype) == ("f4", A.dtype)
+
+
+def test_nothing_can_be_drawn_from_no_samples():
+    nothing = stored(IMAGES[:0], (4, 2, 2))
+    with pytest.raises(OptionError, match="at least one sample to draw from"):
+        Loader(nothing, replacement=True)
 
 
 def test_a_sampler_that_names_no_sample_is_refused():
