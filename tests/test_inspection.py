@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import gpushard
+from gpushard.inspection import contents
 from gpushard.inspection.columns import StoredChunks, byte_use
 from gpushard.inspection.contents import contents_of
 from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins, map_shard
+from gpushard.inspection.verify import verify_array
 from gpushard.planning.index import MISSING, PRESENT
 from hostile_shards import ZSTD
 from spec_shards import EMPTY, LITTLE, document, index_of, opened, sharding
@@ -123,3 +125,35 @@ def test_a_picture_of_a_shard_counts_bytes_and_inner_chunks_where_they_are():
     pairs = np.stack([index, unused]).reshape(2, -1, 2).mean(axis=2)
     np.testing.assert_allclose([bins.index, bins.unused], pairs, atol=1e-9)
     assert np.flatnonzero(bins.n_chunks).tolist() == [5, 20, 30]
+
+
+def test_a_shard_without_axes_is_a_picture_of_one_inner_chunk():
+    data = bytes(10) + index_of([(2, 3)])
+    source = opened(document((), (), sharding((), codecs=[LITTLE, ZSTD])), **{"": data})
+    shard = map_shard(source.source, ())
+    assert isinstance(shard, ShardMap)
+    assert grid_bins(shard, source.source.layout, 2, 2).nbytes.tolist() == [[3]]
+
+
+def test_inner_chunks_of_several_sizes_are_verified_each_by_its_own():
+    meta = document((7,), (7,), LITTLE)
+    grid = {"name": "rectilinear", "configuration": {"kind": "inline"}}
+    grid["configuration"]["chunk_shapes"] = [[3, 4]]
+    meta["chunk_grid"] = grid
+    whole = opened(meta, **{"0": bytes(3), "1": bytes(4)}).source
+    assert verify_array(whole).status == "whole"
+    result = verify_array(opened(meta, **{"0": bytes(4), "1": bytes(4)}).source)
+    (found,) = result.findings
+    assert (found.kind, found.shard_key) == ("size", "c/0")
+    assert (found.expected, found.got) == ("3 bytes", "4 bytes")
+
+
+def test_more_damaged_entries_than_are_named_are_counted(monkeypatch):
+    monkeypatch.setattr(contents, "_MOST_ENTRIES", 2)
+    meta = document((5,), (5,), sharding((1,), codecs=[LITTLE]))
+    data = bytes(9) + index_of([(2**63, 1)] * 4 + [(0, 1)])
+    result = verify_array(opened(meta, **{"0": data}).source)
+    more, *named = result.findings
+    assert [found.inner_chunk for found in named] == [(0,), (1,)]
+    assert more.message == "2 more entries are no valid byte ranges"
+    assert (more.n_inner_chunks, result.n_damaged_inner_chunks) == (2, 4)

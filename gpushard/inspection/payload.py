@@ -123,32 +123,25 @@ def _misfits(
     contents: Contents, chunks: StoredChunks, report: Report
 ) -> NDArray[np.bool_]:
     """Which inner chunks have an impossible size, each reported: bool, (n_chunks,)."""
-    source = contents.source
-    wrong = np.zeros(len(chunks.state), bool)
-    stored = chunks.stored
-    nbytes = (chunks.stop - chunks.start)[stored]
-    if source.chunk_shape is not None:
-        groups = [(source.chunk_shape, np.arange(len(stored)))]
-    else:
-        shapes = [source.shape_of(tuple(c)) for c in chunks.coordinate[stored].tolist()]
-        groups = [(shape, np.array([i])) for i, shape in enumerate(shapes)]
-    for shape, rows in groups:
-        expected = source.pipeline.payload_nbytes(shape)
-        limit = source.pipeline.encoded_limit(shape)
-        size = nbytes[rows]
-        is_wrong = size > limit if expected is None else size != expected
-        told = f"at most {limit} bytes" if expected is None else f"{expected} bytes"
-        for at in rows[is_wrong].tolist():
-            error = CorruptShardError(
-                "an inner chunk is stored in a number of bytes that its codecs never"
-                " make of it",
-                expected=told,
-                got=f"{int(nbytes[at])} bytes",
-            )
-            row = int(stored[at])
-            wrong[row] = True
-            at_chunk = chunks.coordinate[row]
-            report(contents, _finding(contents, at_chunk, error, 1, is_size=True))
+    source, stored = contents.source, chunks.stored
+    # Inner chunks of several shapes are objects of their own.
+    shape = source.shape_of(contents.coordinate)
+    expected = source.pipeline.payload_nbytes(shape)
+    limit = source.pipeline.encoded_limit(shape)
+    told = f"at most {limit} bytes" if expected is None else f"{expected} bytes"
+    nbytes = chunks.stop - chunks.start
+    wrong = np.zeros(len(nbytes), bool)
+    size = nbytes[stored]
+    wrong[stored] = size > limit if expected is None else size != expected
+    for row in np.flatnonzero(wrong).tolist():
+        error = CorruptShardError(
+            "an inner chunk is stored in a number of bytes that its codecs never make"
+            " of it",
+            expected=told,
+            got=f"{int(nbytes[row])} bytes",
+        )
+        at_chunk = chunks.coordinate[row]
+        report(contents, _finding(contents, at_chunk, error, 1, is_size=True))
     return wrong
 
 
