@@ -200,11 +200,6 @@ def changed_destination(src, dst) -> dict:
     return {}
 
 
-def broken_mark(src, dst) -> dict:
-    (dst / NAME).write_text("[]")
-    return {}
-
-
 @pytest.mark.parametrize(
     "difference",
     [
@@ -214,7 +209,8 @@ def broken_mark(src, dst) -> dict:
         source_written_anew,
         other_attributes,
         changed_destination,
-        broken_mark,
+        pytest.param(lambda _, dst: (dst / NAME).write_text("[]") and {}, id="no mark"),
+        pytest.param(lambda _, dst: (dst / NAME).write_text("{") and {}, id="cut mark"),
     ],
 )
 def test_the_rest_of_another_conversion_is_never_taken_for_this_one(

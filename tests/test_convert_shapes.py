@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpushard.converting.shapes import chunk_shape, shard_shape
+from gpushard import OptionError
+from gpushard.converting.shapes import along_axes, chunk_shape, shard_shape
+
+
+def test_a_shape_that_is_asked_for_is_of_whole_numbers_one_for_each_axis():
+    assert along_axes(3, "chunks", 2) == along_axes([3, 3], "chunks", 2) == (3, 3)
+    for asked in (1.5, "ab", [2, None], [2], [2, 0]):
+        with pytest.raises(OptionError, match="chunks does not fit the array"):
+            along_axes(asked, "chunks", 2)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,11 @@ def test_a_draft_group_is_no_array_and_a_draft_array_no_group():
             opened(store, "absent")
 
 
+def test_a_draft_group_has_no_consolidated_metadata():
+    with pytest.raises(gpushard.OptionError, match="no consolidated metadata"):
+        gpushard.open_group(held(draft_objects("a")), use_consolidated=True)
+
+
 def test_a_draft_array_is_read_from_a_store_that_cannot_list():
     objects = draft_objects("a")
     assert load_array(DocumentStore(objects, can_list=False), "a").shape == (3, 4)
