@@ -169,6 +169,7 @@ def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
         ({"dtype": "U2", "fill_value": "abc"}, "cannot hold the fill value.*'abc'"),
         ({"dtype": "?", "fill_value": 2}, "cannot hold the fill value"),
         ({"dtype": "f4", "fill_value": 1e39}, "cannot hold the fill value.*1e.39"),
+        ({"order": "F"}, "no order of elements.*TransposeCodec among the filters"),
         ({"write_strategy": "fast"}, "strategy"),
         ({"write_strategy": "random_write"}, "index_location"),
         ({"attributes": {"a": object()}}, "zarr makes no such array"),

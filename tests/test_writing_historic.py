@@ -327,6 +327,7 @@ def test_the_draft_is_not_mixed_with_another_format(tmp_path):
         ({"shards": (6, 9)}, "multiples"),
         ({"shards": {"shape": (8, 9), "index_location": "start"}}, "at the end"),
         ({"chunks": (0, 3)}, "1 or more"),
+        ({"chunks": (2, None)}, "chunks is no shape"),
         ({"serializer": {"name": "bytes"}}, "serializer"),
         ({"compressors": [numcodecs.Zstd(), numcodecs.LZ4()]}, "one compressor"),
         ({"compressors": {"name": "crc32c"}}, "numcodecs"),
@@ -335,6 +336,7 @@ def test_the_draft_is_not_mixed_with_another_format(tmp_path):
         ({"fill_value": 1.5}, "fill_value"),
         ({"order": "K"}, "order"),
         ({"chunk_key_encoding": {"name": "v2", "separator": "-"}}, "separator"),
+        ({"dtype": "no type"}, "a data type of NumPy's"),
         ({"dtype": "O"}, "not written"),
         ({"dtype": [("a", "O")]}, "not (written|supported)"),
         ({"dtype": "V5"}, "not written"),
@@ -351,9 +353,11 @@ def test_what_a_historic_format_cannot_say_is_refused(
     assert not list(tmp_path.rglob("*.z*"))
 
 
-def test_the_drafts_own_limits_are_refused(tmp_path):
+def test_the_limits_of_one_format_are_refused(tmp_path):
     with pytest.raises(gpushard.GpushardError, match="dimension_names"):
         new(tmp_path / "a", DRAFT, dimension_names=["y", "x"])
+    with pytest.raises(gpushard.GpushardError, match="2 names"):
+        new(tmp_path / "a", PROTOTYPE, dimension_names=["y"])
     with pytest.raises(gpushard.GpushardError, match="filters"):
         new(tmp_path / "a", DRAFT, attributes={"filters": []})
     with pytest.raises(gpushard.GpushardError, match="format is unknown"):
