@@ -51,3 +51,37 @@ def test_what_does_not_fit_its_places_is_left_to_zarr():
     twice = [Entry((at,), (1,), ()) for at in range(2)]
     with pytest.raises(UnsupportedError, match="dropped has several elements"):
         selection_of(twice, [GridAxis(20, 4)], (), ())
+
+
+ALL, ROW = slice(0, 2), np.arange(2)
+HALVES = slice(0, 2), slice(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("entries", "shape", "words"),
+    [
+        ([Entry((0,), ALL, (ALL, ALL))], (2, 2), "a chunk has another number of axes"),
+        ([Entry((0, 0), (ALL, ALL), ALL)], (2, 2), "output has another number of axes"),
+        ([Entry((0, 0), (ALL, [0.5]), (ALL, ALL))], (2, 2), "of data type float64"),
+        ([Entry((0, 0), (ALL, [2]), (ALL, [0]))], (2, 1), "out of bounds"),
+        (
+            [
+                Entry((0, 0), (ALL, ALL), (ALL, HALVES[0])),
+                Entry((0, 1), (ALL, ALL), (HALVES[1], HALVES[1])),
+            ],
+            (4, 4),
+            "one row of the grid differ",
+        ),
+        (
+            [Entry((k, k), (ALL, ALL), (half, half)) for k, half in enumerate(HALVES)],
+            (4, 4),
+            "no part of a grid",
+        ),
+        ([Entry((0, 0), (ALL, ALL), (ALL, ALL))], (3, 2), "do not fill the output"),
+        ([Entry((0, 0), (ROW, ROW), slice(0, 1))], (2,), "differ in length"),
+        ([Entry((0, 0), (ROW, ROW), ALL)], (3,), "points do not fill the output"),
+    ],
+)
+def test_what_zarr_was_never_seen_to_ask_for_is_left_to_it(entries, shape, words):
+    with pytest.raises(UnsupportedError, match=words):
+        selection_of(entries, [GridAxis(4, 2)] * 2, shape, ())
