@@ -14,6 +14,7 @@ import zarr
 
 import gpushard
 from gpushard import Loader, OptionError
+from gpushard.loader.fields import stored_axis
 from gpushard.loader.memory import Memory
 from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.stop_flag import StopFlag
@@ -85,6 +86,18 @@ def test_several_arrays_are_loaded_as_one():
         )
         for batch, index in loader:
             assert np.array_equal(batch, IMAGES[index])
+
+
+def test_arrays_side_by_side_are_mixed_by_the_shards_of_the_first():
+    sides = [stored(IMAGES, (4, 2, 2), (12, 2, 4)), stored(IMAGES, (5, 2, 3))]
+    a = gpushard.concat(sides, axis=2)
+    order = {"shuffle": True, "block": "shard", "buffer_blocks": 1}
+    ((batch, index),) = Loader(a, batch_size=N, return_index=True, **order)
+    assert sorted(index) == list(range(N))
+    assert np.array_equal(batch, np.concatenate([IMAGES, IMAGES], axis=2)[index])
+    assert np.count_nonzero(np.diff(index // 12)) == N // 12
+    axis = stored_axis(a, "chunk")
+    assert (axis.extent, axis.cell) == (N, 4)
 
 
 def test_a_last_batch_that_is_not_full_can_be_left_out():

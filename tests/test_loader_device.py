@@ -22,6 +22,7 @@ from gpushard.devices import reading as device_reading
 from gpushard.loader import reading
 from gpushard.rolling import RollingArray
 from loader_data import IMAGES, LABELS, ORDERS, N, images, labels, stored
+from spec_shards import LITTLE, document, opened
 from zarr_oracle import quiet_zarr
 
 pytestmark = pytest.mark.usefixtures("device_begins_at_once")
@@ -167,6 +168,14 @@ def test_joined_arrays_are_read_there(device):
     parts = [stored(IMAGES[:40], (4, 2, 3)), stored(IMAGES[40:], (5, 2, 3), (15, 2, 3))]
     assert_as_on_the_host(device, gpushard.concat(parts), shuffle=True)
     assert_as_on_the_host(device, gpushard.concat(parts), window=(3, 2), stride=(2, 1))
+
+
+def test_chunks_of_several_shapes_are_read_by_the_host(device):
+    meta = document((7, 3), (7, 3), LITTLE, dtype="uint8")
+    sizes = {"kind": "inline", "chunk_shapes": [[4, 3], [3]]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": sizes}
+    a = opened(meta, **{"0_0": bytes(range(12)), "1_0": bytes(range(12, 21))})
+    assert_as_on_the_host(device, a, batch_size=3)
 
 
 def test_a_loader_is_where_its_arrays_are(device):
