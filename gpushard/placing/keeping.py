@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import WHOLE
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import lasts
@@ -25,13 +23,6 @@ from gpushard.stores.base import lasts
 _PARTS = 4
 # Low enough to stay negative when a place in an index is added to it.
 NO_KEY = -(1 << 62)
-
-
-class KeptChunk(NamedTuple):
-    """A decoded inner chunk, in the array's axes, and the hold on its memory."""
-
-    elements: NDArray[Any]
-    hold: Hold
 
 
 def first_key(source: Source, known: KnownIndex | None) -> int | None:
@@ -88,21 +79,6 @@ def takes_part(source: Source, n_elements: int, n_chunks: int) -> bool:
     itemsize = layout.dtype.itemsize
     held_nbytes = min(n_chunks * source.chunk_nbytes, prod(layout.shape) * itemsize)
     return _PARTS * n_elements * itemsize <= (_PARTS - 1) * held_nbytes
-
-
-def find_chunk(source: Source, key: int) -> KeptChunk | None:
-    """The inner chunk that is kept under `key`, if any."""
-    if source.chunks is None:
-        return None
-    hold = source.chunks.find_one(key)
-    if hold is None:
-        return None
-    return KeptChunk(elements_of(source, hold.bytes_of(0)), hold)
-
-
-def is_wanted(source: Source, key: int, weight: int = WHOLE) -> bool:
-    """Whether to keep an inner chunk that a read of few has missed."""
-    return source.chunks is not None and source.chunks.wants(key, weight)
 
 
 def keep_chunk(

@@ -18,15 +18,10 @@ from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
+from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import PART, WHOLE
 from gpushard.options import MIB
-from gpushard.placing.keeping import (
-    find_chunk,
-    first_key,
-    fits,
-    is_wanted,
-    keep_chunk,
-)
+from gpushard.placing.keeping import elements_of, first_key, fits, keep_chunk
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -228,7 +223,7 @@ def _read(
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
     if source.chunks is not None:
-        wanted = _not_kept(source, wanted, known, view)
+        wanted = _not_kept(source, source.chunks, wanted, known, view)
     groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
     requests: list[ByteRequest] = []
     for group in groups:
@@ -250,25 +245,29 @@ def _read(
 
 
 def _not_kept(
-    source: Source, wanted: Sequence[_Wanted], known: Known, view: NDArray[Any]
+    source: Source,
+    cache: ChunkCache,
+    wanted: Sequence[_Wanted],
+    known: Known,
+    view: NDArray[Any],
 ) -> list[_Wanted]:
     """Place inner chunks that are kept decoded; return the others, with their keys."""
     left: list[_Wanted] = []
     may_drop = fits(source, len(wanted))
-    is_sparing = source.chunks is not None and source.chunks.is_sparing
-    takes_all = len(wanted) > 1 and not is_sparing
+    takes_all = len(wanted) > 1 and not cache.is_sparing
     for w in wanted:
         first = first_key(source, known[w.chunk.shard])
-        key = None if first is None else first + w.chunk.entries[0]
-        kept = None if key is None else find_chunk(source, key)
-        if kept is not None:
-            view[w.chunk.out] = kept.elements[w.chunk.inside]
-        elif key is None or not (
-            takes_all or is_wanted(source, key, _weight(source, w))
-        ):
+        if first is None:
             left.append(w)
-        else:
+            continue
+        key = first + w.chunk.entries[0]
+        hold = cache.find_one(key)
+        if hold is not None:
+            view[w.chunk.out] = elements_of(source, hold.bytes_of(0))[w.chunk.inside]
+        elif takes_all or cache.wants(key, _weight(source, w)):
             left.append(w._replace(key=key, may_drop=may_drop))
+        else:
+            left.append(w)
     return left
 
 
