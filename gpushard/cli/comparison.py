@@ -173,10 +173,8 @@ def differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
     """
     if got.dtype.kind in "OT":
         return np.flatnonzero(expected != got)
-    itemsize = got.dtype.itemsize
-    if not itemsize:
-        return np.empty(0, np.intp)
-    return np.unique(np.flatnonzero(_bytes(expected) != _bytes(got)) // itemsize)
+    places = np.flatnonzero(_bytes(expected) != _bytes(got))
+    return np.unique(places // got.dtype.itemsize)
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -45,7 +45,7 @@ def _chain_and_why(source: Source) -> tuple[DeviceChain | None, str]:
     except UnsupportedError as error:
         why = error.what if error.codec is None else f"{error.codec}: {error.what}"
     dtype = source.layout.dtype
-    if shape is None or dtype.hasobject or dtype.kind == "T" or not dtype.itemsize:
+    if shape is None or dtype.hasobject or dtype.kind == "T":
         return None, why
     return host_chain(source.layout, shape), why
 

@@ -104,9 +104,12 @@ class Lane:
         self.returned_host = PinnedSlab(device)
 
     def retire_all(self) -> None:
-        """`retire` until nothing is under way: settling a batch may queue another."""
+        """Wait until nothing is under way, and settle the rows that were refused.
+
+        Settling a batch may queue another. Raises what `Pending.settle` raises.
+        """
         while self.pending is not None:
-            self.retire()
+            self._retire(self.pending)
 
     def let_go(self) -> None:
         """Wait until all work is over, and ignore its outcome; see `wait_out`."""
@@ -132,14 +135,8 @@ class Lane:
         for slab in (*self._slabs, *self._pinned):
             slab.release()
 
-    def retire(self) -> None:
-        """Wait until the batch is done, and settle the rows that the device refused.
-
-        Raises what `Pending.settle` raises.
-        """
-        pending = self.pending
-        if pending is None:
-            return
+    def _retire(self, pending: Pending) -> None:
+        """Wait until a batch is done, and settle the rows that the device refused."""
         self.wait_here()
         self.pending = None  # not before: an interrupt may have ended the wait
         self.decoding = None
@@ -150,7 +147,7 @@ class Lane:
             pending.settle(refused)
 
     def note_harmless(self) -> None:
-        """Note a batch that cannot fail, so that `retire` only waits for its end."""
+        """Note a batch that cannot fail: `retire_all` only waits for its end."""
         self.pending = Pending(np.zeros(0, np.uint32), lambda _: None)
 
     def room_for(self, sizes: Ints) -> tuple[NDArray[np.uint8], Ints]:

@@ -100,7 +100,7 @@ def _most_copied(dtype: np.dtype[Any]) -> int:
     """Most listed elements that NumPy may copy at a time."""
     if dtype.kind == "T":
         return _FEW_STRINGS
-    return max(1, min(_FEW_ELEMENTS, _FEW_NBYTES // max(1, dtype.itemsize)))
+    return max(1, min(_FEW_ELEMENTS, _FEW_NBYTES // dtype.itemsize))
 
 
 def _pieces(

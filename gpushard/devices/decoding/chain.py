@@ -179,8 +179,6 @@ def compile_device_chain(
     chain, dtype = layout.chain, layout.dtype
     if chain.array_bytes.name != "bytes":
         raise _not_for_a_device(chain.array_bytes)
-    if dtype.hasobject or dtype.kind in "OT" or not dtype.itemsize:
-        raise UnsupportedError(f"elements of {dtype}, whose size is not fixed")
     n_items = prod(chunk_shape)
     order, filters = _array_steps(layout, n_items)
     stored, is_swapped = _stored_dtype(chain.array_bytes, dtype)
