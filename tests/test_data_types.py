@@ -132,6 +132,13 @@ def test_an_unknown_field_type_names_the_field():
     assert caught.value.json_path == "data_type.configuration.fields[0][1]"
 
 
+def test_a_small_float_inside_a_struct_is_unsupported():
+    spelled = {"name": "struct", "configuration": {"fields": [["a", "bfloat16"]]}}
+    with pytest.raises(UnsupportedError, match="'bfloat16' inside a struct") as caught:
+        parse_data_type(spelled)
+    assert caught.value.json_path == "data_type.configuration.fields[0][1]"
+
+
 def test_a_core_type_takes_no_configuration():
     with pytest.raises(UnsupportedError) as caught:
         parse_data_type({"name": "int32", "configuration": {"endian": "big"}})

@@ -201,6 +201,12 @@ def test_filters_before_a_compressor(dtype, filters, order):
     assert_reads(objects, values)
 
 
+def test_missing_bytes_of_any_length_are_none():
+    changes = {"dtype": "|O", "filters": [{"id": "vlen-bytes"}], "fill_value": None}
+    a = gpushard.open_array(held({".zarray": zarray(**changes)}))
+    assert a[0, :2].tolist() == [b"", b""]
+
+
 def test_texts_of_any_length():
     values = np.array([["a", "", "grün"], ["日本", "x" * 99, "b"]], object)
     text = numcodecs.VLenUTF8()
