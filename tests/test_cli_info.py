@@ -24,6 +24,7 @@ from gpushard.cli import description
 from gpushard.cli.output import printable
 from gpushard.devices import find
 from range_server import RangeServer
+from zarr_oracle import quiet_zarr
 
 
 @pytest.fixture(scope="module")
@@ -280,6 +281,15 @@ def test_why_nothing_was_counted_is_told(array, sample, monkeypatch):
     (array / "c/0/0").unlink()
     (array / "c/0/0").mkdir()
     assert "expected a regular file" in run_json("info", array)["why_not_counted"]
+
+
+def test_indexes_inside_a_codec_are_not_counted(tmp_path):
+    sharding = ShardingCodec(chunk_shape=(2,))
+    made = {"chunks": (4,), "serializer": sharding, "compressors": ZstdCodec()}
+    with quiet_zarr():  # which advises against such a chain
+        zarr.create_array(tmp_path / "a", shape=(8,), dtype="u1", **made)[...] = 1
+    why = "codecs around whole shards hide their indexes"
+    assert run_json("info", tmp_path / "a")["why_not_counted"] == why
 
 
 def test_nothing_but_metadata_is_asked_of_a_server(array):

@@ -23,6 +23,7 @@ from gpushard import Options
 from gpushard.cli import mapping, output
 from gpushard.cli.map_marks import colour
 from gpushard.stores.local import LocalStore
+from spec_shards import index_of
 
 CRC = {"name": "crc32c"}
 
@@ -188,6 +189,12 @@ def test_orders_are_named(tmp_path):
         )  # fmt: skip
         z[...] = 1
         assert run_json("map", tmp_path / name)["order"] == expected
+
+
+def test_inner_chunks_that_share_bytes_are_counted(path):
+    index = index_of([(0, 9), (4, 3), (0, 9), (16, 2)])
+    (path / "c/0").write_bytes(bytes(20) + index)
+    assert "1 overlapping, 1 equal ranges" in run("map", path).stdout
 
 
 def test_svg_is_well_formed_and_labels_every_piece(path, tmp_path):
