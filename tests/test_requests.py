@@ -18,7 +18,8 @@ from gpushard.options import DEFAULT
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.local import LocalStore
 from range_server import RangeServer
-from zarr_oracle import assert_same_bits
+from spec_shards import LITTLE, document, index_of, sharding
+from zarr_oracle import assert_same_bits, held
 
 # What a second read asks for tells whether indexes are kept.
 pytestmark = pytest.mark.usefixtures("settled")
@@ -140,6 +141,22 @@ def test_report_counts_what_the_store_counts(tmp_path):
     report = a.explain()
     assert (report.n_index_requests, report.n_payload_requests) == (0, 4)
     assert len(store.take()) == 4
+
+
+def test_of_shards_fetched_whole_those_of_mostly_gaps_are_read_by_range():
+    meta = document((4,), (2,), sharding((1,), codecs=[LITTLE]))
+    gap = 4096
+    objects = {
+        "zarr.json": json.dumps(meta).encode(),
+        "c/0": bytes([1, 2]) + index_of([(0, 1), (1, 1)]),
+        "c/1": bytes(gap) + bytes([3, 4]) + index_of([(gap, 1), (gap + 1, 1)]),
+    }
+    options = gpushard.Options(batch_nbytes=gap // 2, small_read_chunks=0)
+    store = CountingZarrStore(held(objects))
+    a = gpushard.open_array(store, options=options)
+    assert a[...].tolist() == [1, 2, 3, 4]
+    asked = [key for key, _ in store.take()]
+    assert (asked.count("c/0"), asked.count("c/1")) == (1, 3)
 
 
 def test_a_whole_shard_of_a_remote_store_is_one_request():
