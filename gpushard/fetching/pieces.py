@@ -120,21 +120,12 @@ def cut_rows(job: Job, block: Planned, n_workers: int) -> Iterator[ShardBlock]:
     most = bound // (_PIECES_SHARE * n_workers * _CHUNK_NBYTES)
     most = min(max(_LEAST_ROWS, most), BLOCK_CHUNKS)
     for piece in block.pieces():
-        for rows in _cut_long(piece, most):
+        for rows in piece.pieces(most):
             # Threads keep as much of what they have freed.
             if most < BLOCK_CHUNKS and rows.n_chunks >= _LEAST_ROWS:
                 freed.note(_CHUNK_NBYTES * rows.n_chunks, bound // _FREED_SHARE)
             for some in _cut_boxes(job, rows):
                 yield from _cut_nested(job, some)
-
-
-def _cut_long(block: ShardBlock, most: int) -> Iterator[ShardBlock]:
-    """Pieces with at most `most` inner chunks."""
-    if block.n_chunks <= most:
-        yield block
-        return
-    for first in range(0, block.n_chunks, most):
-        yield block.at(slice(first, first + most))
 
 
 def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:

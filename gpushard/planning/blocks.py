@@ -75,13 +75,14 @@ class ShardBlock(NamedTuple):
         shards, shard = np.unique(some.shard, return_inverse=True)
         return some._replace(shard_coords=self.shard_coords[shards], shard=shard)
 
-    def pieces(self) -> Iterator[ShardBlock]:
-        """Blocks of the same shards, with a bounded number of inner chunks."""
-        if self.n_chunks <= BLOCK_CHUNKS:
+    def pieces(self, most: int | None = None) -> Iterator[ShardBlock]:
+        """Blocks of the same shards, with at most `most` inner chunks, or a block's."""
+        most = most or BLOCK_CHUNKS
+        if self.n_chunks <= most:
             yield self
             return
-        for first in range(0, self.n_chunks, BLOCK_CHUNKS):
-            yield self.at(slice(first, first + BLOCK_CHUNKS))
+        for first in range(0, self.n_chunks, most):
+            yield self.at(slice(first, first + most))
 
     def of_part(self, part: int) -> ShardBlock:
         """The same inner chunks, wanted by another part of the plan."""
