@@ -139,6 +139,8 @@ class GpushardError(Exception):
         url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
         return "/".join(part for part in (url, path.strip("/")) if part) or None
 
+    # Python would do the same. But tblib, which distributed loads, has its own way for
+    # exceptions without one, and cannot make a `MemoryError`.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.__dict__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import pickle
 
 import pytest
@@ -114,6 +115,18 @@ def test_a_copied_or_pickled_error_keeps_its_fields_and_its_message(error, dupli
     assert again.what == "bytes are missing"
     assert {name: getattr(again, name) for name in FIELDS} == FIELDS
     assert str(again) == str(original) == message
+
+
+def test_a_lack_of_memory_is_pickled_beside_tblib():
+    tblib = pytest.importorskip("tblib.pickling_support", reason="distributed has it")
+    before = dict(copyreg.dispatch_table)
+    try:
+        tblib.install()
+        again = pickle.loads(pickle.dumps(HostMemoryError("no room", hint="less")))
+    finally:
+        copyreg.dispatch_table.clear()
+        copyreg.dispatch_table.update(before)
+    assert str(again) == "no room; less."
 
 
 def test_a_pickled_error_keeps_its_notes():
