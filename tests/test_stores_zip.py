@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
 from gpushard.errors import StoreError
-from gpushard.stores import zarr_store
+from gpushard.stores import zarr_store, zip_members
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.zarr_loop import run_here
 from gpushard.stores.zarr_store import ZarrStore
@@ -138,6 +138,51 @@ def test_a_zip_file_that_becomes_shorter_is_an_error(tmp_path):
     os.truncate(place, 25_000)
     with pytest.raises(gpushard.GpushardError):
         a[3000:3900]
+
+
+def test_a_store_that_is_closed_during_a_read_gives_bytes_of_no_other_file(
+    place, tmp_path, monkeypatch
+):
+    (tmp_path / "other").write_bytes(bytes(20_000))
+    store = ZarrStore(ZipStore(place, mode="r"))
+    store.get("plain")
+    read = os.preadv
+
+    def close_and_read(fd, *where):
+        monkeypatch.undo()
+        with (tmp_path / "other").open("rb") as other:
+            store.zarr_store.close()
+            os.dup2(other.fileno(), fd)
+        try:
+            return read(fd, *where)
+        finally:
+            os.close(fd)
+
+    monkeypatch.setattr(os, "preadv", close_and_read)
+    (found,) = store.read([ByteRequest("plain", 10, 20)])
+    assert found.data.tobytes() == DATA[10:20]
+    store.zarr_store.close()
+
+
+def test_the_place_of_an_object_is_not_known_in_part(place, monkeypatch):
+    store = ZarrStore(ZipStore(place, mode="r"))
+    store.get("plain")
+    header, beside = zip_members._HEADER, []
+
+    class Header:
+        size = header.size
+
+        def unpack(self, data):
+            """As another thread reads the object, too."""
+            monkeypatch.undo()
+            beside.extend(store.read([ByteRequest("extra", 10, 20)]))
+            return header.unpack(data)
+
+    monkeypatch.setattr(zip_members, "_HEADER", Header())
+    for found in [*store.read([ByteRequest("extra", 10, 20)]), *beside]:
+        assert found.data.tobytes() == DATA[10:20]
+    assert len(beside) == 1
+    store.zarr_store.close()
 
 
 class Waiting(MemoryStore):

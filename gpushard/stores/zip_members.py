@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.stores.file_bytes import FileSlice
 from gpushard.stores.zarr_ranges import ZarrObjects
 
 if TYPE_CHECKING:
@@ -43,26 +44,28 @@ class ZipObjects(ZarrObjects):
 
     def _read(self, key: str, byte_range: ZarrByteRequest) -> NDArray[np.uint8] | None:
         """Bytes of a range; None if zarr has to get them, or to say what is wrong."""
-        store: Any = self.store  # in a forked process, another one than at first
+        store: Any = self.store
         archive = store._zf  # noqa: SLF001 - there is no public name
+        file = archive.fp
         # What is still being written may not be in the file yet.
-        if store.path is None or archive.mode != "r" or archive.fp is None:
+        if store.path is None or archive.mode != "r" or file is None:
             return None
         info = archive.NameToInfo.get(key)
         if info is None or not _is_plain(info):
             return None
         start, stop = _span(byte_range, info.file_size)
-        data, fd = np.empty(stop - start, np.uint8), archive.fp.fileno()
-        left, at = memoryview(data), self._place_of(archive, info) + start
-        while left:
-            n_read = os.preadv(fd, [left], at)
-            if not n_read:
-                return None
-            left, at = left[n_read:], at + n_read
-        return data
+        data = None
+        try:
+            place = self._place_of(archive, file, info)
+            data = FileSlice(file.fileno(), place + start, place + stop).read()
+        except Exception:
+            if archive.fp is not None:
+                raise
+        # Closed meanwhile by another thread, its number may have meant another file.
+        return None if archive.fp is None else data
 
-    def _place_of(self, archive: Any, info: ZipInfo) -> int:
-        """Where the bytes of an object begin in the file.
+    def _place_of(self, archive: Any, file: IO[bytes], info: ZipInfo) -> int:
+        """Where the bytes of an object begin in the archive's file.
 
         Raises
         ------
@@ -76,9 +79,9 @@ class ZipObjects(ZarrObjects):
         if info.filename not in places:
             with archive.open(info):  # which looks at the header
                 pass
-            header = os.pread(archive.fp.fileno(), _HEADER.size, info.header_offset)
-            places[info.filename] = info.header_offset + _HEADER.size
-            places[info.filename] += sum(_HEADER.unpack(header))
+            header = os.pread(file.fileno(), _HEADER.size, info.header_offset)
+            nbytes = _HEADER.size + sum(_HEADER.unpack(header))
+            places[info.filename] = info.header_offset + nbytes
         return places[info.filename]
 
 
