@@ -6,7 +6,9 @@ import asyncio
 import io
 import os
 import struct
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -185,6 +187,19 @@ def test_the_place_of_an_object_is_not_known_in_part(place, monkeypatch):
     store.zarr_store.close()
 
 
+def test_threads_that_begin_at_once_open_a_store_once(monkeypatch):
+    opened = MemoryStore._open
+
+    async def open_slowly(self):
+        time.sleep(0.02)
+        await opened(self)
+
+    monkeypatch.setattr(MemoryStore, "_open", open_slowly)
+    store = ZarrStore(MemoryStore())
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(store.get, ["k"] * 4)] == [None] * 4
+
+
 class Waiting(MemoryStore):
     """Waits before it answers."""
 
@@ -203,9 +218,10 @@ def test_stores_that_wait_for_nothing_need_no_event_loop(place, monkeypatch):
         zarr.create_array(store, data=values, chunks=(1, 4), shards=(3, 4))
     monkeypatch.setattr(zarr_store, "run", refuse)
     assert np.array_equal(gpushard.open_array(stores[0])[1:], values[1:])
-    zipped = ZarrStore(ZipStore(place, mode="r"))
-    assert zipped.get("deflated") == DATA
-    zipped.zarr_store.close()
+    zipped = ZipStore(place, mode="r")
+    zipped._sync_open()
+    assert ZarrStore(zipped).get("deflated") == DATA
+    zipped.close()
     with pytest.raises(AssertionError, match="event loop"):
         gpushard.open_array(stores[1])
     monkeypatch.undo()
