@@ -248,3 +248,9 @@ def test_threads_have_compressors_of_their_own():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(encode, blocks))
     assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]
+
+
+def test_lz4_refuses_what_is_longer_than_it_can_encode():
+    # The memory is never touched.
+    with pytest.raises(ValueError, match="LZ4 encodes at most 2113929216 bytes"):
+        own("numcodecs.lz4", acceleration=1)(np.zeros((1 << 32) + 16, np.uint8))

@@ -32,6 +32,8 @@ Encode = Callable[[Bytes], Any]
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 # zstd.h: ZSTD_minCLevel, to which libzstd raises lower levels.
 _LOWEST_ZSTD_LEVEL = -(1 << 17)
+# lz4.h: LZ4_MAX_INPUT_SIZE.
+_LARGEST_LZ4_NBYTES = 0x7E000000
 # Compiled modules, of which there are no types.
 _compress_blosc: Any = import_module("numcodecs.blosc").compress
 _compress_lz4: Any = import_module("numcodecs.lz4").compress
@@ -66,8 +68,7 @@ def _one_by_one(spec: CodecSpec, configuration: Mapping[str, Any]) -> Encode | N
         case "numcodecs.zlib":
             return partial(zlib.compress, level=configuration["level"])
         case "numcodecs.lz4" if isinstance(configuration["acceleration"], int):
-            acceleration = configuration["acceleration"]
-            return lambda data: _compress_lz4(data, acceleration)
+            return _lz4(configuration["acceleration"])
         case "crc32c":
             return with_checksum
         case _:
@@ -122,6 +123,16 @@ def _blosc(configuration: Mapping[str, Any]) -> Encode:
     return lambda data: _compress_blosc(
         data, cname, level, shuffle, blocksize, typesize
     )
+
+
+def _lz4(acceleration: int) -> Encode:
+    def encode(data: Bytes) -> Any:
+        # The function itself takes 2**32 bytes and some for those some.
+        if len(data) > _LARGEST_LZ4_NBYTES:
+            raise ValueError(f"LZ4 encodes at most {_LARGEST_LZ4_NBYTES} bytes")
+        return _compress_lz4(data, acceleration)
+
+    return encode
 
 
 def _gzip(level: Any) -> Encode:
