@@ -163,12 +163,12 @@ def test_only_inner_chunks_at_the_edges_are_assembled_alone(monkeypatch):
     assert len(alone) == 8 * 7 - 6 * 6
 
 
-def peak_of_a_write(values, **about):
-    """Most memory that a write takes, of one shard of 4 KiB chunks."""
-    options = Options(memory_limit=MIB, threads=1)
+def peak_of_a_write(values, chunks=(1, 4096), memory_limit=MIB, **about):
+    """Most memory that a write of one shard takes."""
+    options = Options(memory_limit=memory_limit, threads=1)
     whole = {"shape": values.shape, "dtype": values.dtype, "shards": values.shape}
     a = gpushard.create_array(
-        MemoryStore(), chunks=(1, 4096), options=options, **whole, **about
+        MemoryStore(), chunks=chunks, options=options, **whole, **about
     )
     a[0, 0] = 1  # codecs are imported
     tracemalloc.start()
@@ -185,6 +185,14 @@ def peak_of_a_write(values, **about):
 def test_encoded_inner_chunks_take_the_memory_of_their_bytes(codec):
     repetitive = np.full((4096, 4096), 3, "u1")
     assert peak_of_a_write(repetitive, compressors=[codec]) < 6 * MIB
+
+
+@pytest.mark.parametrize("memory_limit", [MIB, 12 * MIB], ids=["alone", "in pairs"])
+def test_large_inner_chunks_are_gone_once_they_are_encoded(memory_limit):
+    repetitive = np.full((4096, 4096), 3, "u1")
+    large = {"chunks": (512, 4096), "memory_limit": memory_limit}
+    peak = peak_of_a_write(repetitive, compressors=[ZstdCodec()], **large)
+    assert peak < 6 * MIB
 
 
 def test_an_inner_chunk_keeps_no_others_that_are_all_fill_value():

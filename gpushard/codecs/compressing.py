@@ -91,12 +91,12 @@ class _ZstdContexts(threading.local):
 
     def compress(self, batch: Encoded, n_threads: int) -> Encoded:
         """Frames, each with its size."""
+        # What it gives keeps memory for the largest encoding that there could be.
         if self._many is None or len(batch.nbytes) == 1:
             one: Any = self._one.compress
-            return Encoded.of([*map(one, batch.items())])
+            return Encoded.of([np.array(memoryview(one(i))) for i in batch.items()])
         n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
         found: Any = self._many(_segments(batch), threads=min(n_threads, n_worth))
-        # What it gives keeps memory for the largest encoding that there could be.
         return Encoded.joined([*found])
 
 

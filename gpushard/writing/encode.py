@@ -148,11 +148,15 @@ class Encoder:
             payload_rank(region.index_shape, self.options.order)[entries]
         )
         turned = (0, *(1 + axis for axis in layout.outer_order))
+
+        def chunks_at(cells: Ints) -> NDArray[Any]:
+            chunks = whole.elements(cells, values).transpose(turned)
+            return np.ascontiguousarray(chunks, layout.dtype)
+
         for first in range(0, len(order), n_batch):
             some = order[first : first + n_batch]
-            chunks = whole.elements(cells[:, some], values).transpose(turned)
-            chunks = np.ascontiguousarray(chunks, layout.dtype)
-            yield self._encoded(entries[some], chunks)
+            # No name keeps the inner chunks while the next ones are made.
+            yield self._encoded(entries[some], chunks_at(cells[:, some]))
 
     def _part_payloads(
         self, stored: StoredShard | None, batch: list[tuple[int, Region, Change]]
