@@ -8,12 +8,14 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
+import zarr
 from hypothesis import example, given
 from hypothesis import strategies as st
+from zarr.codecs import TransposeCodec
 
 import gpushard
 from gpushard.writing.values import fitting_values
-from zarr_oracle import assert_same_bits
+from zarr_oracle import assert_same_bits, quiet_zarr
 
 MOMENT = datetime.datetime(2020, 1, 2, 3, 4, 5)
 
@@ -208,6 +210,17 @@ def test_text_that_is_the_fill_value_is_not_stored(dtype, fill, tmp_path):
     kept = sorted(path.name for path in (tmp_path / "a" / "c").iterdir())
     assert kept == ["0", "2", "3"]
     assert a[1:6].tolist() == [a[0], fill, fill, fill, a[0]]
+
+
+def test_text_behind_a_transpose_is_written_in_the_order_of_the_turned_axes(tmp_path):
+    turned = TransposeCodec(order=(1, 0))
+    about = {"dtype": "string", "filters": [turned], "chunks": (2, 3)}
+    a = gpushard.create_array(tmp_path, shape=(4, 6), shards=(4, 6), **about)
+    values = np.array([[f"{i},{j}" for j in range(6)] for i in range(4)], object)
+    a[...] = values
+    assert np.array_equal(a[...], values)
+    with quiet_zarr():
+        assert np.array_equal(zarr.open_array(tmp_path)[...], values)
 
 
 @pytest.mark.parametrize("dtype", ["?", "i2", "f4", "M8[s]", "U2", "i4,f4"])

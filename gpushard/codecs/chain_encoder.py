@@ -104,8 +104,9 @@ class _Step(NamedTuple):
         if self.takes_bytes:
             data: Any = as_bytes(item)  # zarr's ArrayLike is narrower
             return cpu.Buffer.from_array_like(data)
-        # numcodecs assumes C order without looking at the layout.
-        if self.spec.name.startswith("numcodecs."):
+        # numcodecs assumes C order without looking at the layout, and so do the codecs
+        # of zarr that call it.
+        if self.spec.name.startswith(("numcodecs.", "vlen-")):
             item = np.asarray(item, order="C")
         return cpu.NDBuffer.from_numpy_array(item)
 
