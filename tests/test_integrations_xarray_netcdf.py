@@ -50,10 +50,15 @@ def test_what_the_netcdf_library_notes_for_itself_is_no_attribute(
         (".zattrs", "dimension_references"),
     ],
 )
-def test_dimensions_are_named_as_the_netcdf_library_notes(tmp_path, key, place, member):
+@pytest.mark.parametrize("fill_value", [0, None])
+def test_dimensions_are_named_as_the_netcdf_library_notes(
+    tmp_path, key, place, member, fill_value
+):
     values = np.arange(6.0).reshape(2, 3)
     group = zarr.create_group(tmp_path, zarr_format=2)
-    group.create_array("t", data=values, attributes={"units": "K"})
+    attributes = {"units": "K", "_NCZARR_ATTR": {"types": {}}}
+    about = {"attributes": attributes, "fill_value": fill_value}
+    group.create_array("t", data=values, **about)
     path = tmp_path / "t" / place
     document = json.loads(path.read_bytes())
     document[key] = {member: ["/lat", "/inner/lon"], "storage": "chunked"}

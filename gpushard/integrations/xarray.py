@@ -291,8 +291,10 @@ def _attributes(array: Array) -> dict[str, Any]:
 
 def _is_v2(array: Array) -> bool:
     """Whether xarray would take the array for one of Zarr v2."""
+    layout = array.source.layout
     # Zarr v3 has names of dimensions elsewhere.
-    return DIMENSION_NAMES in array.attrs or array.source.layout.fill_is_missing
+    is_noted = layout.keys.kind == "v2" and any(map(_is_netcdf_s, array.attrs))
+    return DIMENSION_NAMES in array.attrs or layout.fill_is_missing or is_noted
 
 
 def _is_netcdf_s(attribute: str) -> bool:
