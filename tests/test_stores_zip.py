@@ -91,7 +91,11 @@ def test_ranges_are_read_where_the_object_lies(place, monkeypatch):
 
 
 def test_a_store_of_an_open_file_is_read_by_zarr(place):
-    store = ZarrStore(ZipStore(io.BytesIO(place.read_bytes()), mode="r"))
+    try:
+        zip_store = ZipStore(io.BytesIO(place.read_bytes()), mode="r")
+    except AssertionError:
+        pytest.skip("this zarr takes no open files")
+    store = ZarrStore(zip_store)
     (found,) = store.read([ByteRequest("plain", 10, 20)])
     assert found.data.tobytes() == DATA[10:20]
 
@@ -134,7 +138,9 @@ def test_a_zip_file_that_becomes_shorter_is_an_error(tmp_path):
     place, values = tmp_path / "a.zip", np.arange(4096)
     with ZipStore(place, mode="w") as store:
         about = {"chunks": (64,), "shards": (4096,), "compressors": None}
-        zarr.create_array(store, data=values, **about)
+        # With `data`, zarr 3.1 writes a shard once for each inner chunk.
+        z = zarr.create_array(store, shape=(4096,), dtype=values.dtype, **about)
+        z[...] = values
     a = gpushard.open_array(place)
     assert np.array_equal(a[3000:3900], values[3000:3900])
     os.truncate(place, 25_000)
@@ -215,7 +221,8 @@ def test_stores_that_wait_for_nothing_need_no_event_loop(place, monkeypatch):
     values = np.arange(12).reshape(3, 4)
     stores = [MemoryStore(), Waiting()]
     for store in stores:
-        zarr.create_array(store, data=values, chunks=(1, 4), shards=(3, 4))
+        about = {"shape": (3, 4), "dtype": values.dtype, "chunks": (1, 4)}
+        zarr.create_array(store, shards=(3, 4), **about)[...] = values
     monkeypatch.setattr(zarr_store, "run", refuse)
     assert np.array_equal(gpushard.open_array(stores[0])[1:], values[1:])
     zipped = ZipStore(place, mode="r")
