@@ -34,19 +34,19 @@ def answer(server: RangeServer, **options: Any):
 
 
 def test_the_body_of_an_answer_is_its_bytes(server):
-    assert body_of(answer(server), len(BODY), 9).tobytes() == BODY
+    assert body_of(answer(server), len(BODY), 9, 1 << 20).tobytes() == BODY
 
 
 def test_of_a_body_without_end_little_more_is_taken_than_its_head_tells(server):
     server.padding = 32 << 20
     ranged = answer(server, range=(0, 2))
     assert ranged.range == (0, 2)
-    assert 2 < len(body_of(ranged, 2, 9)) < 4 << 20
+    assert 2 < len(body_of(ranged, 2, 9, 1 << 20)) < 4 << 20
 
 
 def test_bodies_are_awaited_in_one_thread_of_the_process(server):
     for _ in range(3):
-        body_of(answer(server), len(BODY), 9)
+        body_of(answer(server), len(BODY), 9, 1 << 20)
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("gpushard-bodies") == 1
 
@@ -56,7 +56,7 @@ def test_a_body_that_trickles_is_given_up_after_its_limit(server):
     slow = answer(server)
     started = time.perf_counter()
     with pytest.raises(TimeoutError):
-        body_of(slow, len(BODY), 0.3)
+        body_of(slow, len(BODY), 0.3, 1 << 20)
     assert 0.3 <= time.perf_counter() - started < 3
 
 
