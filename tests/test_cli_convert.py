@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -143,6 +144,8 @@ def test_hints_are_in_the_words_of_the_command_line(tmp_path):
     small = ("--memory", "1", "--shards", "30000", "--chunks", "10000")
     limited = sentence(run("convert", src, tmp_path / "d2", *small, code=2))
     assert "raise --memory" in limited
+    (enough,) = re.findall(r"which are (\d+) MiB", limited)
+    run("convert", src, tmp_path / "d2", "--memory", enough, *small[2:])
     for line in (occupied, marked, limited):
         assert "=" not in line
 

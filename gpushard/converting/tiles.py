@@ -13,7 +13,7 @@ from math import prod
 from gpushard.converting.shapes import Shape
 from gpushard.errors import OptionError
 from gpushard.layout import ArrayLayout, in_c_order
-from gpushard.options import ReadOptions
+from gpushard.options import MIB, ReadOptions
 
 Cell = tuple[int, ...]
 Box = tuple[slice, ...]
@@ -108,10 +108,11 @@ def _too_small(limit: int, needed: int, least_read_nbytes: int) -> OptionError:
     """Error for a limit that leaves less than `needed` bytes in addition to reads."""
     quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
     beside_indexes = least_read_nbytes + max(needed, least_read_nbytes)
+    enough = max(quarter, beside_indexes)
     return OptionError(
         "a shard of the converted array does not fit the memory limit",
-        expected=f"memory_limit of {max(quarter, beside_indexes)}",
-        got=limit,
+        expected=f"memory_limit of {enough} bytes, which are {-(-enough // MIB)} MiB",
+        got=f"{limit} bytes",
         hint="raise memory_limit, or choose smaller shards or inner chunks",
     )
 
