@@ -14,6 +14,7 @@ import pytest
 
 from damaged_arrays import WAYS, on_host, opened
 from gpushard.errors import StoreError
+from gpushard.stores import root as places
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
 from spec_shards import document, shard_of, sharding
@@ -154,6 +155,18 @@ def test_a_shard_behind_a_link_that_leads_nowhere_is_never_filled(
     assert on_host(a[4:]).tolist() == want[4:]
     (tmp_path / "fetched").write_bytes(shard)
     assert on_host(a[...]).tolist() == want
+
+
+def test_a_directory_that_is_moved_after_a_file_of_it_was_opened_is_gone(
+    root: Path, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(_: int, path: str) -> str:
+        root.rename(root.with_name("elsewhere"))
+        return path.replace(root.name, "elsewhere")
+
+    monkeypatch.setattr(places, "path_of", moved)
+    with pytest.raises(StoreError, match="directory is gone"):
+        read_one(store)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -255,6 +255,7 @@ class StoreRoot:
     def _refuse_outside(self, key: str, real_path: str) -> None:
         if (real_path + "/").startswith(self._real_prefix):
             return
+        self._refuse_gone(key)  # it may have been moved since the file was opened
         raise failure(
             self.url,
             key,
