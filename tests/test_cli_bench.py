@@ -199,7 +199,7 @@ def test_what_is_no_array_is_refused_in_a_sentence(tmp_path):
 @pytest.mark.filterwarnings("ignore:The data type .* Zarr:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 def test_a_contender_that_has_another_axis_of_raw_bytes_is_left_out(tmp_path):
-    pytest.importorskip("tensorstore")
+    pytest.importorskip("tensorstore", reason="no tensorstore")
     values = np.arange(56, dtype="u1").view("V7")
     zarr.create_array(tmp_path, shape=(8,), dtype="V7", chunks=(2,))[...] = values
     facts = run_json("bench", tmp_path, "--repetitions", "1")
@@ -209,7 +209,7 @@ def test_a_contender_that_has_another_axis_of_raw_bytes_is_left_out(tmp_path):
 def test_a_contender_that_cannot_open_the_array_is_left_out_with_its_reason(
     path, monkeypatch
 ):
-    tensorstore = pytest.importorskip("tensorstore")
+    tensorstore = pytest.importorskip("tensorstore", reason="no tensorstore")
 
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no such driver")

@@ -7,7 +7,9 @@ import io
 import os
 import struct
 import time
+import warnings
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -69,6 +71,19 @@ def test_ranges_are_those_of_the_object(place, drawn):
     store.zarr_store.close()
 
 
+@pytest.mark.parametrize("key", ["plain", "large"])
+def test_ranges_end_with_their_object(place, key):
+    store = ZarrStore(ZipStore(place, mode="r"))
+    requests = [
+        ByteRequest(key, 4990, 5010),
+        ByteRequest(key, max_nbytes=5010),
+        ByteRequest(key, 5010, 5020),
+    ]
+    found = [answer.data.tobytes() for answer in store.read(requests)]
+    assert found == [DATA[4990:], DATA, b""]
+    store.zarr_store.close()
+
+
 def test_empty_and_missing_objects_are_told_apart(place):
     store = ZarrStore(ZipStore(place, mode="r"))
     empty, missing = store.read([ByteRequest("empty", -8), ByteRequest("no", -8)])
@@ -105,7 +120,12 @@ def test_what_is_being_written_is_read_too(tmp_path):
     values = np.arange(64, dtype="i4").reshape(8, 8)
     about = {"shape": (8, 8), "dtype": "i4", "chunks": (2, 8), "shards": (4, 8)}
     zarr.create_array(zip_store, **about)[...] = values
-    assert np.array_equal(gpushard.open_array(zip_store)[1:7], values[1:7])
+    a = gpushard.open_array(zip_store)
+    assert np.array_equal(a[1:7], values[1:7])
+    with warnings.catch_warnings(action="ignore"):  # the name is there twice by then
+        zarr.open_array(zip_store)[...] = values[::-1]
+    assert np.array_equal(a[1:7], values[::-1][1:7])
+    values = values[::-1]
     zip_store.close()
     again = ZipStore(tmp_path / "new.zip", mode="r")
     a = gpushard.open_array(again)
@@ -258,3 +278,35 @@ def test_a_release_of_zarr_may_let_its_store_wait(monkeypatch):
     zarr.create_array(store, data=values)
     monkeypatch.setattr(MemoryStore, "get", get)
     assert np.array_equal(gpushard.open_array(store)[...], values)
+
+
+def test_places_are_those_of_the_file_that_is_open(tmp_path):
+    place = tmp_path / "a.zip"
+    store = ZarrStore(ZipStore(place, mode="r"))
+    for n_before in (3, 300):
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("before", bytes(n_before))
+            archive.writestr("c", DATA)
+        (found,) = store.read([ByteRequest("c", 10, 20)])
+        assert found.data.tobytes() == DATA[10:20]
+        store.zarr_store.close()
+
+
+def test_compressed_objects_of_their_own_size_are_decompressed(tmp_path):
+    def deflated(data):
+        coder = zlib.compressobj(wbits=-15)
+        return coder.compress(data) + coder.flush()
+
+    data = next(
+        data
+        for data in (DATA[:400] + bytes(n) for n in range(99))
+        if len(deflated(data)) == len(data)
+    )
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("c", data, zipfile.ZIP_DEFLATED)
+        info = archive.getinfo("c")
+    assert info.compress_size == info.file_size
+    store = ZarrStore(ZipStore(tmp_path / "a.zip", mode="r"))
+    (found,) = store.read([ByteRequest("c", 10, 20)])
+    assert found.data.tobytes() == data[10:20]
+    store.zarr_store.close()

@@ -169,3 +169,24 @@ def test_arrays_of_another_shape_are_encoded_as_such():
         found = encoder.encode_one(array)
         expected = encoder_of(shape, compressors=[BloscCodec()]).encode_one(array)
         assert found.tobytes() == expected.tobytes()
+
+
+def test_arrays_that_a_codec_does_not_store_are_left_out(monkeypatch):
+    by_zarr = chain_encoder._Step.by_zarr
+
+    def stored(self, items, n_threads):
+        found = by_zarr(self, items, n_threads)
+        pairs = zip(items, found, strict=True)
+        return [data if np.any(item) else None for item, data in pairs]
+
+    monkeypatch.setattr(chain_encoder, "compressor", lambda *_: None)
+    monkeypatch.setattr(chain_encoder._Step, "by_zarr", stored)
+    a = array_of((4, 4), compressors=[GzipCodec(), ZstdCodec()])
+    encoder = ChainEncoder(a.source.layout.chain, a.source.layout.elements)
+    arrays = 1 + arrays_of(4, (4, 4))
+    arrays[[0, 2]] = 0
+    numbers, encoded = encoder.encode(arrays)
+    assert numbers.tolist() == [1, 3]
+    for payload, number in zip(encoded.items(), numbers, strict=True):
+        assert np.array_equal(a.source.pipeline.decode(payload, (4, 4)), arrays[number])
+    assert encoder.encode_one(arrays[0]) is None

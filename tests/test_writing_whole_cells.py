@@ -16,7 +16,7 @@ from zarr.storage import MemoryStore
 import gpushard
 from gpushard import Options
 from gpushard.layout import GridAxis
-from gpushard.options import MIB
+from gpushard.options import MIB, WriteOptions
 from gpushard.selecting.selection import IndexAxis, SliceAxis
 from gpushard.writing import encode
 from gpushard.writing.regions import Box
@@ -146,6 +146,49 @@ def test_inner_chunks_assembled_together_have_the_same_bytes(
         for at_once in (True, False)
     )
     assert together == alone
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+def test_axes_that_trade_places_in_a_circle_are_written_in_part_and_whole(is_around):
+    shape, turn = (12, 12, 12), Turned(order=(1, 2, 0))
+    chunk = (2, 4, 3)
+    codecs = {"filters": [turn]}
+    if is_around:
+        inner = tuple(chunk[axis] for axis in turn.order)
+        codecs |= {"serializer": ShardingCodec(chunk_shape=inner), "compressors": None}
+        codecs["chunks"] = shape
+    else:
+        codecs |= {"chunks": chunk, "shards": shape}
+    store = MemoryStore()
+    zarr.create_array(store, shape=shape, dtype="i2", fill_value=7, **codecs)
+    a, expected = gpushard.open_array(store), np.full(shape, 7)
+    for n, region in enumerate((np.s_[1:5, 2:7, 1:11], np.s_[...], np.s_[3:, 1:, 2])):
+        values = np.arange(expected[region].size).reshape(expected[region].shape) + n
+        a[region] = expected[region] = values
+        assert np.array_equal(zarr.open_array(store)[...], expected)
+        assert np.array_equal(a[...], expected)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["rewrite", "fixed_order", "append_only", "random_write"]
+)
+def test_of_a_batch_those_that_become_fill_value_are_dropped(tmp_path, strategy):
+    start = strategy == "random_write"
+    about = {"shape": (8, 8), "dtype": "u1", "chunks": (2, 2), "fill_value": 9}
+    a = gpushard.create_array(
+        tmp_path,
+        **about,
+        shards={"shape": (8, 8), "index_location": "start" if start else "end"},
+        options=Options(write=WriteOptions(strategy=strategy)),
+    )
+    expected = np.arange(64, dtype="u1").reshape(8, 8) % 9
+    a[...] = expected
+    expected[:4, 2:4] = 9
+    a[:6] = expected[:6]
+    assert np.array_equal(zarr.open_array(tmp_path)[...], expected)
+    expected[:6, 6:] = 9
+    a.oindex[[0, 1, 2, 3, 4, 5]] = expected[:6]
+    assert np.array_equal(zarr.open_array(tmp_path)[...], expected)
 
 
 def test_only_inner_chunks_at_the_edges_are_assembled_alone(monkeypatch):
