@@ -80,8 +80,9 @@ class NumpyLike(ABC):
             a NumPy array or anything that shares its memory with NumPy (a torch
             tensor); on a device, anything with ``__cuda_array_interface__`` or DLPack.
         dtype
-            Data type of the result if `out` is not given; values are cast during the
-            read. Casts that change the kind of number (float to int) are refused.
+            Data type of the result if `out` is not given, as of NumPy, of torch, or a
+            name such as "bfloat16"; values are cast during the read. Casts that change
+            the kind of number (float to int) are refused.
         stream
             On a device, the CUDA stream on which `out` is used: `out` is written only
             after the work queued there is done. The result is complete on return.

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from gpushard import Loader
 from gpushard.loader import conversion as conversions
 from gpushard.loader.conversion import Conversion
+from loader_data import stored
 
 SHORT = ("bool", "uint8", "int8", "uint16", "int16", ">u2", ">i2", "float16")
 
@@ -87,3 +89,52 @@ def test_tables_of_scales_that_are_used_no_more_are_let_go_of():
     for n in range(100):
         Conversion.to(values.dtype, out.dtype, 1 / (n + 2), None).apply(values, out)
     assert conversions._table.cache_info().currsize <= 16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "more", "is_cast"),
+    [
+        ("float32", "float16", {}, True),
+        ("float64", "float32", {}, True),
+        ("uint8", "float32", {}, True),
+        ("float32", "bfloat16", {}, False),  # the loops have no such cast
+        ("float32", "int8", {}, False),
+        ("float32", "float16", {"scale": 0.5}, False),
+        ("float32", "float16", {"offset": 1.0}, False),
+    ],
+)
+@pytest.mark.parametrize("window", [None, 3, (3, 100)])
+def test_a_read_casts_where_the_loops_can(dtype, wanted, more, is_cast, window):
+    values = np.arange(20 * 200).reshape(20, 200).astype(dtype)
+    a = stored(values, (4, 200), (12, 200), fill=70)
+    options = {} if window is None else {"window": window, "padding": "fill"}
+    loader = Loader(a, batch_size=20, dtype=wanted, **more, **options)
+    (field,) = loader._settings.fields
+    on_read, after_read = field.steps
+    assert (after_read.is_none, on_read.is_none) == (is_cast, not is_cast)
+    found = np.concatenate(list(loader))
+    whole = np.full((21, 200), 70, dtype)
+    whole[:20] = values
+    whole = whole.astype("float32") * np.float32(more.get("scale", 1))
+    whole = (whole + np.float32(more.get("offset", 0))).astype(found.dtype)
+    n, m = {None: (1, 200), 3: (3, 200), (3, 100): (3, 100)}[window]
+    cut = [
+        whole[i : i + n, j : j + m] for i in range(0, 20, n) for j in range(0, 200, m)
+    ]
+    assert found.dtype.name == np.dtype(wanted).name
+    assert_array_equal(found, np.stack(cut).reshape(found.shape))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "in_place"),
+    [
+        ("float32", "float16", True),
+        ("float32", None, True),
+        ("uint16", "float32", False),  # which takes twice the memory
+        ("float32", "bfloat16", False),
+    ],
+)
+def test_samples_land_in_place_where_they_take_no_more_memory(dtype, wanted, in_place):
+    a = stored(np.zeros((8, 400), dtype), (4, 400))
+    (field,) = Loader(a, batch_size=2, dtype=wanted)._settings.fields
+    assert field.lands_in_place == in_place

@@ -56,12 +56,21 @@ def test_elements_that_torch_has_not_are_refused_when_the_loader_is_made():
 
 
 def test_half_precision_of_the_other_kind_becomes_tensors():
-    bfloat16 = pytest.importorskip("ml_dtypes", reason="it is optional").bfloat16
-    options = {"dtype": bfloat16, "scale": 0.5, "batch_size": N}
-    (batch,) = Loader(labels(), to="torch", **options)
-    assert batch.dtype == torch.bfloat16
+    options = {"scale": 0.5, "batch_size": N}
     expected = torch.from_numpy(LABELS * np.float32(0.5)).to(torch.bfloat16)
-    assert torch.equal(batch, expected)
+    for dtype in (torch.bfloat16, "bfloat16"):
+        (batch,) = Loader(labels(), to="torch", dtype=dtype, **options)
+        assert batch.dtype == torch.bfloat16
+        assert torch.equal(batch, expected)
+
+
+@pytest.mark.parametrize("name", ["half", "float", "bool", "long", "float8_e5m2"])
+def test_data_types_of_torch_are_those_of_numpy(name):
+    wanted = getattr(torch, name)
+    (batch,) = Loader(labels(), to="torch", dtype=wanted, batch_size=N)
+    assert batch.dtype == wanted
+    with pytest.raises(gpushard.OptionError, match=r"got torch\.qint8"):
+        Loader(labels(), dtype=torch.qint8)
 
 
 def test_epochs_of_a_worker_are_those_that_set_epoch_says():

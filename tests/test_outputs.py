@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -34,6 +36,14 @@ def test_without_out_an_array_is_made(shape):
 )
 def test_an_array_is_taken_as_it_is_whatever_its_strides_and_type(out):
     assert usable_output(out, (2, 3), INT32) is out
+
+
+def test_data_types_that_numpy_has_not_are_known_by_name():
+    """Also where nobody has imported the package that tells NumPy of them."""
+    code = "from gpushard.placing.outputs import parsed_dtype as p\n"
+    code += "print(p('bfloat16'), p('float8_e5m2'))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "bfloat16 float8_e5m2\n"
 
 
 class Viewable:

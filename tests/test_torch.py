@@ -36,6 +36,17 @@ def test_a_read_writes_into_a_tensor_of_any_strides_and_casts(a):
     assert torch.equal(out, torch.from_numpy(VALUES).to(torch.float64))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2])
+def test_a_read_writes_elements_that_numpy_has_not(a, dtype):
+    out = torch.zeros(10, 24, dtype=dtype)[:, ::2].T
+    assert a.read(out=out) is out
+    assert torch.equal(out.float(), torch.from_numpy(VALUES).to(dtype).float())
+    with pytest.raises(gpushard.SelectionError, match="without gradient"):
+        a.read(out=torch.empty(12, 10, dtype=dtype, requires_grad=True))
+    with pytest.raises(gpushard.SelectionError, match="on the host"):
+        a.read(out=torch.empty(12, 10, dtype=dtype, device="meta"))
+
+
 def test_read_many_writes_into_tensors(a):
     outs = [torch.empty(10), torch.empty(12, 5)]
     got = a.read_many([4, np.s_[:, ::2]], out=outs)

@@ -30,7 +30,7 @@ _CORE_NAMES = frozenset(
     ]
 )
 # Registered names of the ml_dtypes data types whose elements are whole bytes.
-_SMALL_FLOAT_NAMES = frozenset(
+SMALL_FLOAT_NAMES = frozenset(
     [
         "bfloat16",
         "float8_e3m4",
@@ -81,7 +81,7 @@ class DataType:
 
 def is_small_float(dtype: np.dtype[Any]) -> bool:
     """Whether ml_dtypes defines `dtype`, so that NumPy cannot change its byte order."""
-    return dtype.name in _SMALL_FLOAT_NAMES
+    return dtype.name in SMALL_FLOAT_NAMES
 
 
 def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
@@ -109,9 +109,9 @@ def _parsed(value: Any, json_path: str) -> DataType:
     named = as_named(value, "the data type", json_path)
     if named.name in _STRUCT_NAMES:
         return _struct(named)
-    if named.name in _CORE_NAMES or named.name in _SMALL_FLOAT_NAMES:
+    if named.name in _CORE_NAMES or named.name in SMALL_FLOAT_NAMES:
         named.refuse_members_but(())
-        return _plain(_of_numbers(named.name), named.name)
+        return _plain(dtype_of_numbers(named.name), named.name)
     if raw := _RAW_BITS.fullmatch(named.name):
         return _plain(_raw_bits(int(raw[1]), json_path), named.name)
     if named.name == "fixed_length_utf32":
@@ -131,9 +131,11 @@ def _plain(dtype: np.dtype[Any], json: Any) -> DataType:
     return DataType(dtype, json, has_byte_order(dtype))
 
 
-def _of_numbers(name: str) -> np.dtype[Any]:
-    if name in _CORE_NAMES:
+def dtype_of_numbers(name: str) -> np.dtype[Any]:
+    """Data type in memory by its name; as `numpy.dtype` for any other."""
+    if name not in SMALL_FLOAT_NAMES:
         return np.dtype(name)
+    # NumPy knows these names only once somebody has imported the package.
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name))

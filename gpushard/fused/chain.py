@@ -148,6 +148,12 @@ def fused_chain(source: Source) -> FusedChain | None:
     return source.findings[_FINDING]
 
 
+def casts_into(source: Source, dtype: np.dtype[Any]) -> bool:
+    """Whether reads into `dtype` are for the loops, once they are loaded."""
+    chain = fused_chain(source)
+    return chain is not None and chain.into(dtype) is not None
+
+
 def _find_chain(source: Source) -> FusedChain | None:
     if source.room.is_tight:
         return None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from gpushard.errors import OptionError, UnsupportedError
+from gpushard.formats.data_types import is_small_float
 from gpushard.loader.fields import Rows, concatenated
 from gpushard.loader.reading import Load
 from gpushard.loader.shares import Share
@@ -246,7 +247,7 @@ def _itself(array: Any) -> Any:
 
 def _tensor(torch: Any, array: Any) -> Any:
     if isinstance(array, np.ndarray):
-        if array.dtype.kind == "V":  # types of ml_dtypes, which NumPy does not know
+        if is_small_float(array.dtype):
             words = torch.from_numpy(array.view(f"i{array.dtype.itemsize}"))
             return words.view(getattr(torch, array.dtype.name))
         return torch.from_numpy(array)

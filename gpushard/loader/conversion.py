@@ -68,6 +68,11 @@ class Conversion:
         return self.stored == self.dtype and self.scale is None and self.offset is None
 
     @property
+    def widens(self) -> bool:
+        """Whether elements take more memory than as they are stored."""
+        return self.dtype.itemsize > self.stored.itemsize
+
+    @property
     def _wide(self) -> type[np.floating[Any]]:
         is_half = self.dtype.name in ("float16", "bfloat16")
         is_double = self.stored.kind == "f" and self.stored.itemsize > 4
@@ -100,6 +105,13 @@ class Conversion:
             np.take(table, indexes, out=out, mode="wrap")
         else:
             self.compute(values, out)
+
+    def of_one(self, value: Any) -> Any:
+        """A single stored value, converted."""
+        out = np.empty(1, self.dtype)
+        with np.errstate(all="ignore"):
+            self.apply(np.full(1, value, self.stored), out)
+        return out[0]
 
     def compute(self, values: NDArray[Any], out: NDArray[Any]) -> None:
         """Do what `apply` does, element by element."""

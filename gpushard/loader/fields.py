@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from gpushard.array import Array
 from gpushard.concatenation import ConcatArray
 from gpushard.errors import OptionError
 from gpushard.fetching.job import Job
+from gpushard.fused.chain import casts_into
 from gpushard.layout import GridAxis
 from gpushard.loader.conversion import Conversion, gathered
 from gpushard.loader.memory import Memory
@@ -94,11 +95,22 @@ class Field:
         """Memory for a sample during the read, without the converted copy."""
         return self.sample_nbytes
 
+    @cached_property
+    def steps(self) -> tuple[Conversion, Conversion]:
+        """What a read on the host does of the conversion, and what is left after it."""
+        whole = self.conversion
+        if whole.factors is None and all(
+            casts_into(member.source, whole.dtype) for member in self.members
+        ):
+            return whole, Conversion(whole.dtype, whole.dtype)
+        return Conversion(whole.stored, whole.stored), whole
+
     @property
     def lands_in_place(self) -> bool:
-        """Whether a read on the host needs no second copy of the samples."""
+        """Whether samples on the host need no more memory than as they are stored."""
         rows = self.cut.takes_rows and self._has_long_rows
-        return rows and self.conversion.is_none
+        on_read, after_read = self.steps
+        return rows and after_read.is_none and not on_read.widens
 
     @property
     def lists_rows(self) -> bool:
@@ -221,7 +233,7 @@ class Field:
             rows = flat.clip(inside.min(), inside.max())
         if not self._has_long_rows:
             rows, order = _distinct(rows)
-        values = memory.take((len(rows), *self.cut.shape[1:]), self.array.dtype)
+        values = memory.take((len(rows), *self.cut.shape[1:]), self.steps[0].dtype)
         jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
         return jobs, partial(self._finish, values, order, outside, memory)
 
@@ -230,18 +242,17 @@ class Field:
     ) -> NDArray[Any]:
         out = self._gathered(values, order, memory)
         if outside is not None:
-            fill = np.full(1, self.fill_value, self.array.dtype)
-            self.conversion.apply(fill, filled := np.empty(1, out.dtype))
-            out[outside] = filled[0]
+            out[outside] = self.conversion.of_one(self.fill_value)
         n = len(out) // self.cut.window[0]
         return out.reshape(n, *self.cut.sample_shape)
 
     def _read_patches(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         shape = (len(origins), *self.cut.sample_shape)
-        values = memory.take(shape, self.array.dtype)
+        on_read = self.steps[0]
+        values = memory.take(shape, on_read.dtype)
         patches, is_whole = self.cut.patches(origins)
         if not is_whole:
-            values[...] = self.fill_value
+            values[...] = on_read.of_one(self.fill_value)
         jobs = self._jobs([patches], [values.reshape(patches.shape)])
         return jobs, partial(self._gathered, values, None, memory)
 
@@ -250,7 +261,7 @@ class Field:
     ) -> NDArray[Any]:
         """Rows `order` of `values`, converted; see `gathered`."""
         n_threads = self.members[0].source.options.threads
-        return gathered(values, order, self.conversion, memory, n_threads)
+        return gathered(values, order, self.steps[1], memory, n_threads)
 
     def _jobs(
         self, selections: Sequence[Taken], outs: Sequence[NDArray[Any]]

@@ -208,9 +208,8 @@ class DevicePlace:
         No job waits for this copy if all rows are gaps, or if the load fails before its
         first batch. The memory at both ends of the copy would then be free too early.
         """
-        fill = np.full(1, field.fill_value, field.array.dtype)
-        field.conversion.apply(fill, filled := np.empty(1, rows.dtype))
-        self._memory.fill(rows, np.full(rows.shape, filled[0], rows.dtype))
+        filled = field.conversion.of_one(field.fill_value)
+        self._memory.fill(rows, np.full(rows.shape, filled, rows.dtype))
 
     def _jobs(
         self,

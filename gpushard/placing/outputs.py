@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard.arguments import items
 from gpushard.errors import SelectionError
+from gpushard.formats.data_types import SMALL_FLOAT_NAMES, dtype_of_numbers
 from gpushard.memory.lent import lender
 from gpushard.options import MIB
 
@@ -21,15 +23,24 @@ _LINE_NBYTES = 64
 
 
 def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """The data type that ``dtype=`` names; raises `SelectionError` if it names none."""
+    """The data type that ``dtype=`` names; raises `SelectionError` if it names none.
+
+    torch's data types have the names of NumPy's and ml_dtypes'.
+    """
+    is_torchs = type(dtype).__module__ == "torch"
+    name = _name_of_torchs(dtype) if is_torchs else dtype
     try:
-        return np.dtype(dtype)
+        return dtype_of_numbers(name) if isinstance(name, str) else np.dtype(name)
     except (TypeError, ValueError, SyntaxError) as error:
         raise SelectionError(
             "dtype= does not name a data type",
             got=repr(dtype),
-            hint="pass what numpy.dtype accepts, such as 'float32'",
+            hint="pass what numpy.dtype accepts, such as 'float32', or 'bfloat16'",
         ) from error
+
+
+def _name_of_torchs(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def many(selections: Any, out: Any) -> tuple[list[Any], list[Any]]:
@@ -114,6 +125,13 @@ def _viewed(out: Any) -> NDArray[Any]:
 
 
 def _asked_for_view(out: Any) -> NDArray[Any]:
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    if torch is not None and isinstance(out, torch.Tensor) and not out.requires_grad:
+        name = _name_of_torchs(out.dtype)
+        if name in SMALL_FLOAT_NAMES:  # torch hands NumPy only what NumPy knows
+            dtype = dtype_of_numbers(name)
+            words = out.view(getattr(torch, f"int{8 * dtype.itemsize}"))
+            return words.numpy().view(dtype)
     # NumPy would wrap an object that supports only DLPack in an object array.
     only_dlpack = hasattr(out, "__dlpack__") and not hasattr(out, "__array__")
     return np.from_dlpack(out) if only_dlpack else np.asarray(out)
