@@ -6,7 +6,8 @@ third of the time that all loops take to compile.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -43,7 +44,7 @@ def _generate_cast(
 ) -> None:
     """Code of the loop that casts between a pair of data types."""
     # numba has no halves for CPUs, so these are their bits.
-    dtypes = [np.dtype("u2" if name == "f2" else name) for name in pair]
+    dtypes = [np.dtype("u2" if name in _HALVES else name) for name in pair]
     kinds = [from_dtype(dtype) for dtype in dtypes]
     target, source, nbytes = values
     # Elements counted from a pointer, so that LLVM sees that it may cast many at once.
@@ -54,10 +55,11 @@ def _generate_cast(
     itemsize = ir.Constant(ir.IntType(64), dtypes[0].itemsize)
     with cgutils.for_range(builder, builder.udiv(nbytes, itemsize)) as loop:
         value = builder.load(builder.gep(before, [loop.index]), align=1)
-        if pair[0] == "f2":
-            value = _single_of(builder, value)
-        elif pair[1] == "f2":
-            value = _half_of(builder, context.cast(builder, value, kinds[0], _SINGLE))
+        if pair[0] in _HALVES:
+            value = _HALVES[pair[0]].widened(builder, value)
+        elif pair[1] in _HALVES:
+            single = context.cast(builder, value, kinds[0], _SINGLE)
+            value = _HALVES[pair[1]].shortened(builder, single)
         else:
             value = context.cast(builder, value, *kinds)
         builder.store(value, builder.gep(after, [loop.index]), align=1)
@@ -110,6 +112,36 @@ def _half_of(builder: Any, single: Any) -> Any:
     sign = builder.and_(builder.lshr(bits, _bits(16)), _bits(0x8000))
     return builder.trunc(builder.or_(found, sign), ir.IntType(16))
 
+
+def _single_of_brain(builder: Any, half: Any) -> Any:
+    """The float32 of which a bfloat16 is the upper half."""
+    bits = builder.shl(builder.zext(half, _INT32), _bits(16))
+    return builder.bitcast(bits, ir.FloatType())
+
+
+def _brain_of(builder: Any, single: Any) -> Any:
+    """Bits of the bfloat16 next to a float32, ties to even; NaN as ml_dtypes' own."""
+    bits = builder.bitcast(single, _INT32)
+    odd = builder.and_(builder.lshr(bits, _bits(16)), _bits(1))
+    rounded = builder.add(bits, builder.add(odd, _bits(0x7FFF)))
+    sign = builder.and_(bits, _bits(0x80000000))
+    nan = builder.or_(sign, _bits(0x7FC00000))
+    size = builder.and_(bits, _bits(0x7FFFFFFF))
+    found = _below(builder, size, 0x7F800001, rounded, nan)
+    return builder.trunc(builder.lshr(found, _bits(16)), ir.IntType(16))
+
+
+class _Half(NamedTuple):
+    """How elements of 16 bits become float32, and come of them."""
+
+    widened: Callable[[Any, Any], Any]
+    shortened: Callable[[Any, Any], Any]
+
+
+_HALVES = {
+    "f2": _Half(_single_of, _half_of),
+    "bfloat16": _Half(_single_of_brain, _brain_of),
+}
 
 # Called without the arguments that numba adds, which type checkers do not know.
 cast_run: Any = _cast_run

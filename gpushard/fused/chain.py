@@ -10,6 +10,7 @@ import numpy as np
 
 from gpushard.codecs.base import BytesCodec
 from gpushard.codecs.shuffle import ShuffleCodec
+from gpushard.formats.data_types import dtype_of_numbers, is_small_float
 from gpushard.fused.columns import (
     BLOSC,
     BOOL,
@@ -119,7 +120,7 @@ class FusedChain:
         if dtype == swapped and dtype.type is swapped.type:
             change = _change(self.stored, dtype)
         elif self.change == COPY and dtype.isnative:
-            change = _CAST_OF.get((self.dtype.str[1:], dtype.str[1:]))
+            change = _CAST_OF.get((_code(self.dtype), _code(dtype)))
         if change is None:
             return None
         return replace(self, change=change)
@@ -129,7 +130,7 @@ class FusedChain:
         """Bytes of an element in the output."""
         if self.change < FIRST_CAST:
             return self.dtype.itemsize
-        return np.dtype(CASTS[self.change - FIRST_CAST][1]).itemsize
+        return dtype_of_numbers(CASTS[self.change - FIRST_CAST][1]).itemsize
 
     @property
     def chunk_us(self) -> float:
@@ -146,6 +147,11 @@ def fused_chain(source: Source) -> FusedChain | None:
     if _FINDING not in source.findings:
         source.findings[_FINDING] = _find_chain(source)
     return source.findings[_FINDING]
+
+
+def _code(dtype: np.dtype[Any]) -> str:
+    """The data type as `columns.CASTS` has it; the byte order is not told."""
+    return dtype.name if is_small_float(dtype) else dtype.str[1:]
 
 
 def casts_into(source: Source, dtype: np.dtype[Any]) -> bool:

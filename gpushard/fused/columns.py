@@ -36,12 +36,15 @@ COPY, BOOL = 0, 1
 # elements as they are stored, and in the output.
 FIRST_CAST = 16
 _INTEGERS = "u1", "i1", "u2", "i2", "u4", "i4"
+_SHORT = "u1", "i1", "u2", "i2", "f4"
 CASTS = (
     *((stored, "f4") for stored in (*_INTEGERS, "u8", "i8", "f8")),
     *((stored, "f8") for stored in (*_INTEGERS, "u8", "i8", "f4")),
     *((stored, "i8") for stored in _INTEGERS),
-    *((stored, "f2") for stored in ("u1", "i1", "u2", "i2", "f4")),
+    *((stored, "f2") for stored in _SHORT),
     ("f2", "f4"),
+    *((stored, "bfloat16") for stored in (*_SHORT, "f8")),
+    ("bfloat16", "f4"),
 )
 
 # Memory for `place_boxes`: a column per axis (NumPy 2 allows 64), a row per use.
