@@ -94,7 +94,8 @@ def check_names(
     refuse_unknown(given, known, f"{name} has no argument", _HINTS)
     for required in ("shape", "dtype", "chunks"):
         if given.get(required) is None:
-            raise OptionError(f"{name} needs the argument {required!r}")
+            hint = "pass chunks='auto' to let zarr choose" if required == "chunks" else ""
+            raise OptionError(f"{name} needs the argument {required!r}", hint=hint)
     if isinstance(given.get("shards"), Mapping):
         _check_members(given["shards"])
 

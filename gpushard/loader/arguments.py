@@ -198,7 +198,9 @@ def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
         made = Conversion.to(stored, wanted, scale, offset)
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
-            "scale= and offset= must be numbers", got=f"{scale!r}, {offset!r}"
+            "scale= and offset= must be numbers",
+            got=f"{scale!r}, {offset!r}",
+            hint="pass a function as transform= if they differ between channels",
         ) from error
     is_number = _is_number(stored) and _is_number(made.dtype)
     if not (is_number or made.is_none):
