@@ -180,10 +180,12 @@ def test_a_file_replaced_between_pieces_is_noticed_whatever_its_size(
 def counted(root: Path, path: Path, after: int) -> tuple[Any, list[int]]:
     """fsspec's store of files; one is replaced after so many answers.
 
-    The sizes of its answers are told, too.
+    The sizes of its answers are told, too. As some file systems do, it also tells when
+    a file was last read.
     """
     store = FsspecStore.from_url(f"file://{root}", read_only=True)
     real, sizes = store.fs._cat_file, []
+    real_info = store.fs._info
 
     async def cat_file(*args: Any, **kwargs: Any) -> bytes:
         data = await real(*args, **kwargs)
@@ -192,7 +194,11 @@ def counted(root: Path, path: Path, after: int) -> tuple[Any, list[int]]:
             replace_file(path, BODY[::-1])
         return data
 
-    store.fs._cat_file = cat_file
+    async def info(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        last_read = {"atime": len(sizes), "time": len(sizes)}
+        return await real_info(*args, **kwargs) | last_read
+
+    store.fs._cat_file, store.fs._info = cat_file, info
     return store, sizes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -269,16 +270,19 @@ def test_other_answers_than_asked_for_are_an_error(
         ZarrStore(Planted(groups, None)).read(ASKED)
 
 
-@pytest.mark.parametrize("n_inside", [0, 3])
-def test_a_range_behind_the_end_that_a_store_refuses_is_cut(n_inside: int) -> None:
+@pytest.mark.parametrize(("n_before", "n_behind"), [(0, 5), (3, 5), (7, -7)])
+def test_a_range_behind_the_end_or_without_bytes_may_be_refused(
+    n_before: int, n_behind: int
+) -> None:
     store = ZarrStore(Planted([], ValueError("not satisfiable")))
-    end = len(BODY)
-    beyond = ByteRequest("k", end - n_inside, end + 5, is_indexed=True)
-    inside, outside = store.read([ASKED[0], beyond])
+    start, stop = len(BODY) - n_before, len(BODY) + n_behind
+    inside, other = store.read(
+        [ASKED[0], ByteRequest("k", start, stop, is_indexed=True)]
+    )
     assert inside is not None
-    assert outside is not None
+    assert other is not None
     assert inside.data.tobytes() == BODY[2:9]
-    assert outside.data.tobytes() == BODY[end - n_inside :]
+    assert other.data.tobytes() == BODY[start:stop]
 
 
 def test_nothing_is_left_under_way_when_one_object_fails() -> None:
@@ -328,3 +332,17 @@ def test_range_requests_are_spelled_as_zarr_spells_them() -> None:
 
     ZarrStore(Spelled()).read(ASKED)
     assert spelled == [RangeByteRequest(2, 9), RangeByteRequest(12, 19)]
+
+
+def test_ranges_that_come_in_pieces_are_asked_for_one_by_one():
+    class Telling(Ranged):
+        async def getsize(self, key: str) -> int:
+            return len(BODY)
+
+    store = Telling(MemoryStore({"k": buffer(BODY)}))
+    costs = replace(ZarrStore(store).costs, prefers_whole_objects=True)
+    ranges = [ByteRequest("k", n, n + 300, is_indexed=True) for n in (600, 10)]
+    for requests in ([r._replace(piece_nbytes=50) for r in ranges], ranges):
+        answers = ZarrStore(store, costs=costs).read(requests)
+        assert [a.data.tobytes() for a in answers if a] == [BODY[600:900], BODY[10:310]]
+    assert [how for _, how in store.asked if how != "get"] == [2]

@@ -105,6 +105,21 @@ def test_ranges_are_read_where_the_object_lies(place, monkeypatch):
     store.zarr_store.close()
 
 
+def test_the_header_of_an_object_is_looked_at_once(place, monkeypatch):
+    store = ZarrStore(ZipStore(place, mode="r"))
+    looked_at, look = [], zipfile.ZipFile.open
+
+    def opened(archive, info, *how):
+        looked_at.append(info.filename)
+        return look(archive, info, *how)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", opened)
+    for _ in range(2):
+        store.read([ByteRequest(key, 10, 20) for key in ("large", "plain")])
+    assert looked_at == ["large", "plain"]
+    store.zarr_store.close()
+
+
 def test_a_store_of_an_open_file_is_read_by_zarr(place):
     try:
         zip_store = ZipStore(io.BytesIO(place.read_bytes()), mode="r")

@@ -78,11 +78,12 @@ def test_whole_cells_and_the_rest_are_the_box_element_by_element(drawn, n_parts,
 
 
 def test_lists_and_steps_have_no_whole_cells_here():
-    grid = (GridAxis(8, 2),)
+    axis, whole = GridAxis(8, 2), SliceAxis(0, 1, 8)
     listed = IndexAxis(np.arange(8), np.arange(8))
-    assert WholeCells.of(Box((listed,)), grid) is None
-    assert WholeCells.of(Box((SliceAxis(0, 2, 4),)), grid) is None
-    assert WholeCells.of(Box((SliceAxis(1, 1, 2),)), grid) is None
+    for other in (listed, SliceAxis(0, 2, 4), SliceAxis(1, 1, 2)):
+        assert WholeCells.of(Box((other,)), (axis,)) is None
+        assert WholeCells.of(Box((other, whole)), (axis, axis)) is None
+        assert WholeCells.of(Box((whole, other)), (axis, axis)) is None
 
 
 ARRAYS = {

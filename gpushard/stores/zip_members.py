@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from zarr.storage import ZipStore
 
 # APPNOTE.TXT, 4.3.7: a local file header, up to the lengths of its name and of the
-# extra field behind it; 4.4.4: the flag of encrypted bytes.
+# extra field behind it.
 _HEADER = struct.Struct("<26xHH")
-_ENCRYPTED = 1
 
 
 class ZipObjects(ZarrObjects):
@@ -87,9 +86,9 @@ class ZipObjects(ZarrObjects):
 
 def _is_plain(info: ZipInfo) -> bool:
     """Whether the file has the bytes of an object as they are."""
-    is_stored = info.compress_type == ZIP_STORED
+    # An encrypted object is longer than its bytes: a header precedes them.
     is_whole = info.compress_size == info.file_size
-    return is_stored and is_whole and not info.flag_bits & _ENCRYPTED
+    return info.compress_type == ZIP_STORED and is_whole
 
 
 def _span(byte_range: ZarrByteRequest, nbytes: int) -> tuple[int, int]:
