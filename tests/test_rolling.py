@@ -36,7 +36,7 @@ def test_an_array_is_made_empty_and_grows(tmp_path):
 def test_a_window_moves_and_what_is_stored_stays_where_it_is(tmp_path):
     a = rolling(tmp_path / "a", 0, 6)
     kept = {key: os.stat(tmp_path / "a" / key).st_ino for key in ("c/1/0", "c/2/0")}
-    a.roll(steps(6, 8))
+    a.roll(steps(6, 8)).drop(0)
     assert a.domain == (range(2, 8), range(WIDTH))
     assert np.array_equal(a[...], steps(2, 8))
     assert shards_of(tmp_path / "a") == {"c/1/0", "c/2/0", "c/3/0"}
@@ -201,6 +201,29 @@ def test_a_roll_by_more_than_the_window_leaves_nothing_behind(tmp_path):
     assert shards_of(tmp_path / "a") == {"c/3/0"}
     a.roll(steps(20, 26), at=20)
     assert shards_of(tmp_path / "a") == {"c/12/0"}
+
+
+def test_a_roll_across_a_gap_deletes_only_what_the_window_left(tmp_path):
+    a = rolling(tmp_path / "a", 0, 4)
+    a.roll(steps(6, 8), at=6, keep=6)
+    want = np.concatenate([steps(2, 4), filled(2), steps(6, 8)])
+    assert np.array_equal(a[...], want)
+    assert shards_of(tmp_path / "a") == {"c/1/0", "c/3/0"}
+
+
+def test_an_array_that_was_deleted_meanwhile_is_not_written_to(tmp_path):
+    a = rolling(tmp_path / "a", 0, 4)
+    (tmp_path / "a/zarr.json").unlink()
+    with pytest.raises(gpushard.StoreError, match=r"zarr\.json is gone"):
+        a.append(steps(4, 6))
+
+
+def test_a_store_that_lists_nothing_cannot_be_swept():
+    class Unlisted(MemoryStore):
+        supports_listing = False
+
+    with pytest.raises(gpushard.UnsupportedError, match="cannot list"):
+        rolling(Unlisted(), 0, 4).sweep()
 
 
 @pytest.mark.parametrize("ending", ["lock", "new", "undo", "undo.new"])
