@@ -98,9 +98,11 @@ def test_what_is_not_there_takes_one_operation(store, below):
 
 def test_a_whole_shard_is_written_without_being_read(store, below):
     chunks = [chunk(i, j) for i in (0, 1) for j in (0, 1)]
-    store.set_values(dict.fromkeys(chunks, b"new"))
+    store.set_values({key: key[-1].encode() for key in reversed(chunks)})
     assert below.asked == [("set", SHARD_00)]
-    assert store[chunk(1, 0)] == b"new"
+    assert store[chunk(1, 0)] == b"0"
+    (value,) = below.get_partial_values([(SHARD_00, (0, 4))])
+    assert value == b"0101"  # in the order of the index, not of the calls
 
 
 def test_a_shard_at_the_edge_is_whole_with_the_chunks_that_the_array_has(below):
@@ -149,6 +151,8 @@ def test_a_directory_of_shards_lists_all_chunks_that_may_be_there(store):
     assert (list(keys), list(prefixes)) == ([], [chunk(0, ""), chunk(1, "")])
     keys, prefixes = store.list_dir(chunk(0, ""))
     assert (list(keys), list(prefixes)) == ([chunk(0, j) for j in range(3)], [])
+    store.set(chunk(0, "1/of_others"), b"")
+    assert list(store.list_dir(chunk(0, ""))[1]) == [chunk(0, "1/")]
 
 
 @pytest.mark.parametrize(("grid", "n_listed"), [(None, 4), ((3, 3), 3)])

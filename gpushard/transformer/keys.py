@@ -140,7 +140,7 @@ class ShardKeys:
         return (
             self.separator == "/"
             and parts is not None
-            and 1 < len(parts) <= len(self.per_shard)
+            and len(parts) <= len(self.per_shard)
             and all(map(_is_number, parts[:-1]))
         )
 
