@@ -236,6 +236,10 @@ def test_a_report_counts_what_is_missing(tmp_path):
     report = gpushard.open_array(tmp_path / "a").explain()
     assert (report.n_shards, report.n_missing_shards) == (4, 3)
     assert (report.n_inner_chunks, report.n_missing_inner_chunks) == (16, 15)
+    z = zarr.create_array(tmp_path / "b", shape=(8,), chunks=(2,), dtype="i4")
+    z[0:2] = 1
+    report = gpushard.open_array(tmp_path / "b").explain()
+    assert (report.n_shards, report.n_missing_shards) == (4, 3)
 
 
 # Opening

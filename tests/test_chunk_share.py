@@ -37,6 +37,17 @@ def kept(cache: ChunkCache, *keys: int) -> list[int]:
     return [key for key, slot in zip(keys, hold.slots, strict=True) if slot >= 0]
 
 
+@pytest.mark.parametrize("n_most", [0, 2, 3, 7])
+def test_memory_that_a_cache_would_add_is_what_it_adds(n_most):
+    slots = chunk_slots.Slots(NBYTES // 3, is_shared=True)  # three in a segment
+    is_grown = True
+    while is_grown:
+        told = slots.nbytes + slots.next_nbytes(n_most)
+        is_grown = slots.grow(n_most)
+        assert slots.nbytes == told
+    assert slots.nbytes == n_most * (NBYTES // 3)
+
+
 # What is kept
 
 

@@ -164,6 +164,10 @@ def test_indexes_that_are_kept_fit_the_memory_for_them_and_the_latest_stay():
     cache.put((4,), one)
     cache.put((5,), one)
     assert [key for key in range(6) if cache.get((key,))] == [3, 4, 5]
+    cache.drop_shard((4,))
+    assert cache.since((4,)) == cache.since((5,)) == one.since
+    cache.put((4,), kept(1000))  # read anew, so when it was read before does not count
+    assert cache.since((4,)) is None
 
 
 @pytest.mark.usefixtures("settled")
