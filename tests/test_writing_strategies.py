@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gpushard.planning.index import MISSING, PRESENT
 from gpushard.stores.file_bytes import FileBytes
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
+from spec_shards import CRC, LITTLE, document, sharding
 from zarr_oracle import assert_same_bits
 
 LOCATIONS = {
@@ -352,6 +354,16 @@ def test_strategies_that_do_not_suit_are_refused(strategy, changed, reason, tmp_
     with pytest.raises(gpushard.OptionError, match=reason):
         new(tmp_path / "a", strategy, "end", **changed)
     assert not (tmp_path / "a" / "zarr.json").exists()
+
+
+def test_an_index_with_another_checksum_is_not_written_in_place(tmp_path):
+    options = Options(write=WriteOptions(strategy="append_only"))
+    codecs = [LITTLE, CRC, {"name": "numcodecs.adler32"}]
+    meta = document((4,), (4,), sharding((2,), index_codecs=codecs))
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    with pytest.raises(gpushard.OptionError, match=r"crc32c, got numcodecs\.adler32"):
+        a[...] = 3
 
 
 def test_writes_in_place_are_for_local_files():

@@ -82,9 +82,10 @@ def refuse_unsuitable(encoder: Encoder) -> None:
     if level.index_location != wanted:
         got = f"index_location {level.index_location!r}"
         raise _unsuitable(strategy, f"index_location {wanted!r}", got)
-    after = level.index_chain.bytes_bytes
-    if not after or after[-1].name != "crc32c":
-        raise _unsuitable(strategy, "an index whose last codec is crc32c", "none")
+    last = [spec.name for spec in level.index_chain.bytes_bytes[-1:]]
+    if last != ["crc32c"]:
+        got = last[0] if last else "none"
+        raise _unsuitable(strategy, "an index whose last codec is crc32c", got)
 
 
 def patch_of(update: ShardUpdate) -> Patch | None:
