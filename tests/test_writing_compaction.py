@@ -47,7 +47,10 @@ def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
     assert gpushard.compact(a) == 0
     assert_same_bits(a[...], want)
     shard_path(tmp_path / "a").unlink()
+    note = shard_path(tmp_path / "a").with_name(".0.undo")
+    note.touch()  # of a shard that somebody has deleted since
     assert gpushard.compact(a) == 0
+    assert not note.exists()
 
 
 @pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])

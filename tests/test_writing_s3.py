@@ -285,3 +285,14 @@ def test_a_put_that_ends_in_a_runtime_error_is_a_store_error(array, monkeypatch)
     monkeypatch.setattr(obstore, "put", put)
     with pytest.raises(gpushard.StoreError, match="cannot write 'c/0/0'"):
         array[...] = 2
+
+
+def test_a_chunk_that_becomes_fill_value_in_parts_stays_as_an_object():
+    """Object stores delete nothing on a condition."""
+    objects = obstore.store.MemoryStore()
+    how = {"shape": (4,), "chunks": (4,), "dtype": "i4", "compressors": None}
+    a = gpushard.create_array(objects, **how, device="cpu")
+    a[...] = 1
+    a[:2] = a[2:] = 0
+    assert bytes(obstore.get(objects, "c/0").bytes()) == bytes(16)
+    assert a[...].tolist() == [0] * 4
