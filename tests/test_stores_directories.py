@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import gpushard
 from gpushard.errors import StoreError
+from gpushard.stores.directories import make_directory
 from gpushard.stores.files import FileWriter, LockedFile
 from gpushard.stores.local import LocalStore
 
@@ -61,11 +63,16 @@ class Swap:
         assert (self.outside / "0" / "5").read_bytes() == SECRET
 
 
+def n_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 @pytest.fixture
 def swap(tmp_path):
-    made = Swap(tmp_path)
+    made, n_before = Swap(tmp_path), n_open()
     yield made
     made.assert_untouched()
+    assert n_open() == n_before
 
 
 def change_in_place(file: LockedFile) -> None:
@@ -104,6 +111,22 @@ def test_a_directory_that_is_swapped_for_a_link_is_written_to_where_it_was(
     assert not list((swap.root / "was c" / "0").glob(".5.lock"))
 
 
+def test_a_write_to_a_directory_that_is_gone_says_so(swap):
+    def moved_and_written() -> None:
+        with swap.files.locked("c/0/5") as file:
+            (swap.root / "c").rename(swap.root / "was c")
+            file.replace(NEW)
+
+    with pytest.raises(StoreError, match="moved while it was written"):
+        moved_and_written()
+
+
+def test_no_directory_takes_the_place_of_a_store_that_is_gone(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        make_directory(tmp_path / "a" / "c" / "0", tmp_path / "a", lambda _: None)
+    assert not (tmp_path / "a").exists()
+
+
 def test_directories_are_made_inside_though_a_link_leads_out(swap, monkeypatch):
     swap.before(monkeypatch, "mkdir")
     with pytest.raises(StoreError, match="leads out"):
@@ -128,6 +151,23 @@ def test_a_file_that_is_swapped_for_a_link_is_neither_read_nor_written(swap, nam
                 change_in_place(file)
         file.replace(NEW)
     assert (swap.root / "c" / "0" / "5").read_bytes() == b"new bytes"
+
+
+def test_a_link_that_leads_nowhere_is_not_written_through(swap):
+    (swap.root / "c" / "0" / "7").symlink_to(swap.root / "c" / "0" / "8")
+    with pytest.raises(StoreError, match="no regular file"):
+        swap.files.put("c/0/7", NEW)
+
+
+def test_an_interrupt_during_the_wait_for_a_lock_is_raised(swap, monkeypatch):
+    def interrupted(*_: int) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        swap.files.put("c/0/5", NEW)
+    swap.files.put("c/0/5", NEW)
 
 
 def test_what_is_cleared_is_what_was_opened(swap, monkeypatch):
