@@ -143,6 +143,26 @@ def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatc
     assert read_one(other).data.tobytes() == BODY
 
 
+def test_a_process_that_can_open_no_file_at_all_is_told_so(root, monkeypatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store = LocalStore(root)
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StoreError, match=r"Too many open files.*ulimit"):
+        store.get("c/0")
+
+
+def test_a_directory_that_is_gone_or_another_one_by_now_is_not_opened(tmp_path):
+    (tmp_path / "a").mkdir()
+    store = LocalStore(tmp_path / "a")
+    assert store.open_root() is not None
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert store.open_root() is None
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    assert store.open_root() is None
+
+
 def test_pickle_carries_the_address_only(store: LocalStore) -> None:
     read_one(store)
     pickled = pickle.dumps(store)
