@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
-from gpushard import Options, StoreError
+from gpushard import ObjectChangedError, Options, StoreError
 from gpushard.memory import freed
 from gpushard.options import KIB, MIB
 from gpushard.stores import obstores, remote
@@ -25,6 +26,7 @@ from hostile_shards import ZSTD
 from lone_chunks import let_little_count, zstd
 from range_server import RangeServer
 from spec_shards import LITTLE, document, sharding
+from stored_object import replace_file
 
 N = 64 * KIB
 NOISE = np.random.default_rng(5).integers(0, 256, N, "u1").tobytes()
@@ -293,7 +295,8 @@ class NotedWholes(Wholes):
 
 
 @pytest.mark.network
-def test_an_answer_that_has_to_wait_for_room_is_asked_for_again(tmp_path):
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_an_answer_that_has_to_wait_for_room_is_asked_for_again(is_replaced, tmp_path):
     """A server gives up a connection that nobody reads from."""
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
     from gpushard.stores.remote_url import open_url
@@ -305,14 +308,20 @@ def test_an_answer_that_has_to_wait_for_room_is_asked_for_again(tmp_path):
         store.read([request])
         store._wholes = wholes = NotedWholes(Options())
         n_asked = server.count()
-        answers: list[Any] = []
-        waiting = threading.Thread(target=lambda: answers.extend(store.read([request])))
-        with wholes.taken(wholes.most_nbytes):
-            waiting.start()
-            assert wholes.was_full.wait(10)
-            assert server.count() == n_asked + 1
-        waiting.join(10)
-        assert answers[0].data.tobytes() == NOISE[5:9]
+        with ThreadPoolExecutor(1) as pool:
+            with wholes.taken(wholes.most_nbytes):
+                waiting = pool.submit(store.read, [request])
+                assert wholes.was_full.wait(10)
+                assert server.count() == n_asked + 1
+                if is_replaced:
+                    replace_file(tmp_path / "a", NOISE[::-1])
+            if is_replaced:
+                with pytest.raises(ObjectChangedError):
+                    waiting.result(10)
+            else:
+                (answer,) = waiting.result(10)
+                assert answer is not None
+                assert answer.data.tobytes() == NOISE[5:9]
         assert server.count() == n_asked + 2
 
 
