@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 import zarr
@@ -9,10 +11,11 @@ import zarr
 import gpushard
 import strategies as sts
 from gpushard.layout import GridAxis
+from gpushard.options import MIB
 from gpushard.selecting.expressions import points
-from gpushard.selecting.selection import Listed
+from gpushard.selecting.selection import IndexAxis, Listed
 from gpushard.writing.listed import written_parts
-from gpushard.writing.regions import Scattered
+from gpushard.writing.regions import Box, Scattered
 from tiny_bounds import tiny_bounds
 
 CORNER = [(3, 4), (4, 3), (3, 3), (4, 4)]
@@ -61,3 +64,14 @@ def test_points_without_axes_are_the_only_element(write, tmp_path):
         a[write == "mask"] = 3
     want = 0 if write == "empty mask" else 3
     assert zarr.open_array(tmp_path / "a")[()] == want
+
+
+def test_values_that_index_arrays_name_are_copied_a_mebibyte_at_a_time():
+    few, many = (IndexAxis(np.arange(n), np.arange(n)) for n in (3, 1 << 18))
+    for axes in ((few, many), (many, few)):
+        counts = [
+            prod(part.length for part in box.axes) for box in Box(axes)._pieces(8)
+        ]
+        assert sum(counts) == 3 << 18
+        assert len(counts) == 7  # cut along the longer one
+        assert 8 * max(counts) <= MIB
