@@ -36,7 +36,7 @@ def test_an_array_is_made_empty_and_grows(tmp_path):
 def test_a_window_moves_and_what_is_stored_stays_where_it_is(tmp_path):
     a = rolling(tmp_path / "a", 0, 6)
     kept = {key: os.stat(tmp_path / "a" / key).st_ino for key in ("c/1/0", "c/2/0")}
-    a.roll(steps(6, 8)).drop(0)
+    a.roll(steps(6, 8)).drop(0, axis=-2)
     assert a.domain == (range(2, 8), range(WIDTH))
     assert np.array_equal(a[...], steps(2, 8))
     assert shards_of(tmp_path / "a") == {"c/1/0", "c/2/0", "c/3/0"}

@@ -13,6 +13,7 @@ import gpushard
 from device_fetch_cases import emulated
 from gpushard.rolling import RollingArray, RollingView
 from gpushard.rolling.reader import RollingReader
+from gpushard.rolling.watch import watched
 from gpushard.stores.local import LocalStore
 from rolling_arrays import rolling, steps
 
@@ -32,6 +33,8 @@ def test_a_view_is_an_array_over_the_last_steps(tmp_path):
     assert np.array_equal(both[...], steps(0, 8))
     with pytest.raises(gpushard.UnsupportedError, match="RollingArray"):
         last[0] = 1
+    store = last.source.store
+    assert watched(store, last.source.layout, last.source.options) is store
 
 
 def test_a_rolling_array_is_written_to_by_its_steps_and_coordinates_alone(tmp_path):

@@ -15,6 +15,7 @@ from gpushard.options import MIB, Options
 from gpushard.reading import rounds
 from gpushard.rolling import RollingArray, reader, watch
 from gpushard.rolling import steps as rolling_steps
+from gpushard.stores.base import ByteRequest
 from gpushard.stores.files import FileWriter
 from range_server import RangeServer
 from rolling_arrays import filled, rolling, steps
@@ -165,3 +166,14 @@ def test_a_sweep_beside_a_prepend_leaves_its_shards_alone(tmp_path, monkeypatch)
     a.prepend(steps(-2, 0))
     sweeping.join()
     assert np.array_equal(a.refresh()[...], steps(-2, 4))
+
+
+def test_a_version_that_is_gone_with_the_window_is_told_as_rolled_off():
+    obstore = pytest.importorskip("obstore", reason="the extra `remote` is missing")
+    a = rolling(obstore.store.MemoryStore(), 0, 4)
+    store = a.view().source.store
+    (found,) = store.read([ByteRequest("c/0/0", 0, 1)])
+    assert found is not None
+    a.roll(steps(4, 6))
+    with pytest.raises(gpushard.WindowMovedError):
+        store.read([ByteRequest("c/0/0", 0, 1, found.version)])

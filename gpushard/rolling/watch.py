@@ -95,7 +95,7 @@ class Watch:
         # older format has two documents, and may have rolled by the other one.
         key = f"{self.layout.key_prefix}zarr.json"
         is_told, version = self.store.current_version(key)
-        known = self.seen.get(version) if is_told and version is not None else None
+        known = self.seen.get(version) if is_told else None
         if known is not None:
             return known
         now = Window.of(load_array(self.store, self.path, self.options))
