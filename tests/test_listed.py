@@ -17,7 +17,8 @@ import gpushard
 from gpushard.inspection.verify import verify_array
 from gpushard.listed import coordinate_of, each_of, listed_coordinates
 from gpushard.rolling.watch import watched
-from gpushard.stores import base, fsspec_store, local
+from gpushard.stores import base, fsspec_store, local, zarr_listing
+from gpushard.stores.zarr_store import ZarrStore
 from gpushard.writing.maintenance import repair_shards
 from zarr_oracle import held
 
@@ -315,3 +316,25 @@ def test_files_are_listed_where_the_document_lies_elsewhere(tmp_path, asked):
     a[7] = 1
     assert verify_array(source_of(tmp_path, "a")).counts["n_missing_shards"] == 1999
     assert asked == [(3,)]
+
+
+def test_a_listing_of_a_zarr_store_that_is_left_early_is_ended(monkeypatch):
+    monkeypatch.setattr(zarr_listing, "_KEYS_AT_ONCE", 1)
+    listings, ended = [], []
+
+    class Noting(MemoryStore):
+        def list_prefix(self, prefix):
+            listings.append(self._listed())  # which keeps it from the collector
+            return listings[0]
+
+        async def _listed(self):
+            try:
+                yield "a"
+                yield "b"
+            finally:
+                ended.append(True)
+
+    keys = ZarrStore(Noting()).list_keys("")
+    assert next(keys) == ["a"]
+    keys.close()
+    assert ended == [True]
