@@ -244,10 +244,12 @@ def test_a_path_made_of_a_url_makes_no_directory(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["file/a", "nul\0"])
-def test_a_path_of_which_no_directory_can_be_made_is_refused(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "why"), [("file/a", "Not a directory"), ("nul\0", "embedded null byte")]
+)
+def test_a_path_of_which_no_directory_can_be_made_is_refused(name, why, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(gpushard.OptionError, match="directory cannot be made"):
+    with pytest.raises(gpushard.OptionError, match=f"directory cannot be made: {why}"):
         gpushard.create_array(tmp_path / name, **PLAIN)
 
 
