@@ -338,3 +338,14 @@ def test_a_listing_of_a_zarr_store_that_is_left_early_is_ended(monkeypatch):
     assert next(keys) == ["a"]
     keys.close()
     assert ended == [True]
+
+
+def test_a_class_that_changes_nothing_lists_what_its_base_lists():
+    class Named(MemoryStore):
+        pass
+
+    class Wrapping(WrapperStore):
+        pass
+
+    for store in (Named(), Wrapping(Named())):
+        assert zarr_listing.lists_all(store)

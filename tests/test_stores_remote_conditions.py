@@ -8,12 +8,13 @@ import pytest
 
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.http.store import HttpStore
+from gpushard.stores.obstores import refusal_of
 from stored_object import BODY, read_one
 
 if TYPE_CHECKING:
     from range_server import RangeServer
 
-pytest.importorskip("obstore", reason="the extra `remote` is not installed")
+obstore = pytest.importorskip("obstore", reason="the extra `remote` is not installed")
 
 pytestmark = pytest.mark.network
 
@@ -58,3 +59,14 @@ def test_an_object_that_others_have_read_is_compared_afterwards(server, store) -
     with pytest.raises(StoreError, match="403") as caught:
         store.refuse_changed("c/0", version)
     assert not isinstance(caught.value, ObjectChangedError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("PermissionDeniedError", 403), ("UnauthenticatedError", 401)]
+)
+def test_what_may_not_be_read_is_told_from_credentials_that_are_refused(
+    kind: str, status: int
+) -> None:
+    """Only the first may stand for a missing object."""
+    error = getattr(obstore.exceptions, kind)("no")
+    assert refusal_of(error).status == status
