@@ -10,6 +10,7 @@ import pytest
 
 import gpushard
 from gpushard import options
+from gpushard.fetching.job import Job
 from gpushard.fetching.pieces import beside_columns
 from gpushard.inspection.room import workers
 from gpushard.options import GIB, MIB, Options
@@ -39,15 +40,18 @@ def test_an_index_of_more_than_half_the_memory_limit_is_refused(n_small):
 
 
 def test_indexes_in_hand_are_held_beside_all_else():
-    a = array_of(1 << 16, n_shards=8, memory_limit=64 * MIB)
-    out = np.empty(8, "u1")
-    job = host_job(
-        a.source, [basic(slice(None, None, 1 << 16), a.shape)], [out], Tally()
-    )
-    (narrowed,) = beside_columns([job])
-    # Eight of 1 MiB, in twice their size, in steps of a sixteenth.
-    left = narrowed.source.options
-    assert left.bound_nbytes == left.alone_nbytes == (64 - 20) * MIB
+
+    def job_of(n_entries: int) -> Job:
+        a = array_of(n_entries, n_shards=8, memory_limit=64 * MIB)
+        wanted, out = basic(slice(None, None, n_entries), a.shape), np.empty(8, "u1")
+        return host_job(a.source, [wanted], [out], Tally())
+
+    large, small = job_of(1 << 16), job_of(16)
+    for jobs in ([large], [small, large], [large, small]):
+        for job in beside_columns(jobs):
+            # Eight of 1 MiB, in twice their size, in steps of a sixteenth.
+            left = job.source.options
+            assert left.bound_nbytes == left.alone_nbytes == (64 - 20) * MIB
 
 
 def test_objects_with_large_indexes_are_verified_by_fewer_threads():
