@@ -60,3 +60,14 @@ def test_what_no_inner_chunk_takes_is_not_decoded_to_be_written_to(array):
     assert array.source.store.get("c/0") == data.tobytes()
     array[:16] = 8  # nothing of it is needed
     assert (array[:] == [8] * 16 + [0] * 48).all()
+
+
+@pytest.mark.parametrize("entry", [(EMPTY, 4), (1 << 40, 4), (4, EMPTY - 1)])
+def test_an_inner_chunk_whose_entry_is_damaged_is_only_written_as_a_whole(entry, array):
+    data = np.frombuffer(bytes(8) + index_of([entry] + [(EMPTY, EMPTY)] * 3), np.uint8)
+    writer_of(array.source.store).put("c/0", [data])
+    with pytest.raises(gpushard.CorruptShardError, match=r"entry 0 .*c/0"):
+        array[:8] = 8
+    assert array.source.store.get("c/0") == data.tobytes()
+    array[:16] = 8
+    assert (array[:] == [8] * 16 + [0] * 48).all()
