@@ -72,7 +72,7 @@ def swap(tmp_path):
     made, n_before = Swap(tmp_path), n_open()
     yield made
     made.assert_untouched()
-    assert n_open() == n_before
+    assert n_open() <= n_before
 
 
 def change_in_place(file: LockedFile) -> None:
