@@ -56,6 +56,7 @@ WRONG = [
     ({"dtype": ("f4", None)}, "does not name a data type"),
     ({"dtype": "f4,("}, "does not name a data type"),
     ({"scale": 10**400}, "must be numbers"),
+    ({"offset": [1, 2]}, "must be numbers.*pass a function as transform="),
     ({"weights": np.full(N, 1j), "replacement": True}, "must be numbers"),
 ]
 

@@ -94,8 +94,11 @@ def check_names(
     refuse_unknown(given, known, f"{name} has no argument", _HINTS)
     for required in ("shape", "dtype", "chunks"):
         if given.get(required) is None:
-            hint = "pass chunks='auto' to let zarr choose" if required == "chunks" else ""
-            raise OptionError(f"{name} needs the argument {required!r}", hint=hint)
+            is_choice = required == "chunks"
+            raise OptionError(
+                f"{name} needs the argument {required!r}",
+                hint="pass chunks='auto' to let zarr choose" if is_choice else None,
+            )
     if isinstance(given.get("shards"), Mapping):
         _check_members(given["shards"])
 
