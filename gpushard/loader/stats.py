@@ -21,7 +21,7 @@ class Progress:
     n_batches, n_samples, nbytes
         Batches and samples that were handed out, and the bytes of these batches.
     busy_seconds
-        Time from asking for the first batch of an epoch to its end, or until now.
+        Time from asking for the first batch to the end, of the epochs that have ended.
     waits
         How long the consumer waited, and how full it found the queue.
     incidents
