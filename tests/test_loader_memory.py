@@ -1,0 +1,82 @@
+"""Memory that a loader uses again: which pieces, how many, and for what."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from cuda_host.device import EmulatedDevice
+from cuda_host.launch import Kernels
+from cuda_host.standin import load_standin
+from gpushard.loader.device_memory import DeviceMemory
+from gpushard.loader.memory import Memory, _Loan, _Owner
+
+BYTES = np.dtype("u1")
+KERNELS = Kernels()
+
+
+@pytest.fixture(params=["host", "device"])
+def memory(request):
+    """Memory that keeps two free pieces."""
+    if request.param == "host":
+        return Memory(2)
+    return DeviceMemory(EmulatedDevice(KERNELS, load_standin(), seed=3), 2, lambda: 0)
+
+
+def free_pieces(memory):
+    return memory._back if isinstance(memory, Memory) else memory._free
+
+
+def address_of(taken):
+    return taken.ctypes.data if isinstance(taken, np.ndarray) else taken.address
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "is_reused"), [(64, True), (32, True), (31, False), (65, False)]
+)
+def test_a_piece_is_used_again_for_at_least_half_of_it(memory, nbytes, is_reused):
+    first = memory.take((64,), BYTES)
+    address = address_of(first)
+    del first
+    again = memory.take((nbytes,), BYTES)
+    assert (address_of(again) == address) == is_reused
+    assert len(free_pieces(memory)) == (0 if is_reused else 1)
+
+
+def test_of_pieces_that_do_not_fit_no_more_are_kept_than_were_asked_for(memory):
+    held = [memory.take((64,), BYTES) for _ in range(5)]
+    del held
+    assert len(free_pieces(memory)) == 5
+    larger = memory.take((1000,), BYTES)
+    assert len(free_pieces(memory)) == 2
+    del larger
+
+
+def test_pieces_that_another_thread_takes_first_are_made_anew(memory, monkeypatch):
+    class Contested(deque):
+        def __len__(self):
+            return 1
+
+    name = "_back" if isinstance(memory, Memory) else "_free"
+    monkeypatch.setattr(memory, name, Contested())
+    assert len(memory.take((64,), BYTES)) == 64
+
+
+def test_a_loan_that_an_interrupt_left_without_a_piece_is_passed_over():
+    memory = Memory(2)
+    memory._back.append(_Loan(_Owner(np.empty(64, np.uint8))))
+    taken = memory.take((64,), BYTES)
+    assert not memory._back
+    del taken
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(object), np.dtypes.StringDType()])
+def test_elements_that_refer_to_other_memory_are_not_laid_over_used_bytes(dtype):
+    memory = Memory(2)
+    words = memory.take((3,), dtype)
+    words[:] = ["a", "bc", "d" * 40]
+    assert words.tolist() == ["a", "bc", "d" * 40]
+    del words
+    assert not memory._back
