@@ -59,6 +59,19 @@ def test_halves_are_looked_up_as_larger_floats():
 
 
 @pytest.mark.parametrize(
+    ("stored", "half"), [("float32", 1.0), ("int32", 1.0), ("float64", 1 + 2**-10)]
+)
+def test_halves_are_rounded_from_single_precision_unless_doubles_are_stored(
+    stored, half
+):
+    """In single precision the factor is 1, and the sum lies amid two halves."""
+    factors = 1 + 2**-30, 2**-11
+    out = np.empty(1, "float16")
+    Conversion.to(np.dtype(stored), out.dtype, *factors).apply(np.ones(1, stored), out)
+    assert out[0] == half
+
+
+@pytest.mark.parametrize(
     ("stored", "dtype"), [("float32", "float16"), ("uint8", "float32")]
 )
 def test_no_table_is_made_where_it_would_be_large_or_save_nothing(stored, dtype):

@@ -10,6 +10,7 @@ import pytest
 
 import gpushard
 from gpushard import Loader, Mix, OptionError
+from gpushard.loader import mix as mixes
 from loader_data import stored
 
 FEW = np.arange(40, dtype="i4")
@@ -40,7 +41,7 @@ def test_batches_of_each_loader_come_in_its_own_order():
 
 
 def test_loaders_are_drawn_by_their_weight():
-    loaders = [few(num_samples=40_000, replacement=True, shuffle=False) for _ in "abc"]
+    loaders = [few(num_samples=4_000, replacement=True, shuffle=False) for _ in "abc"]
     mixed = Mix(loaders, weights=[1, 2, 5], stop="first", return_source=True)
     sources = [source for _, source in mixed]
     shares = np.bincount(sources) / len(sources)
@@ -188,6 +189,13 @@ def test_the_length_is_that_of_the_epoch_wherever_loaders_stand(stop):
         lengths.append(len(mixed))
         assert {len(mixed) for _ in mixed} == {lengths[-1]}
     assert lengths == [len([*mixed]) for mixed in [changing()] for _ in range(3)]
+
+
+@pytest.mark.parametrize("stop", ["first", "restart"])
+def test_the_length_is_the_same_if_few_draws_are_looked_at_together(stop, monkeypatch):
+    wanted = len(mix(stop))
+    monkeypatch.setattr(mixes, "_N_DRAWS", 3)
+    assert len(mix(stop)) == wanted
 
 
 def test_a_mix_with_an_empty_loader_is_as_long_as_its_draws():

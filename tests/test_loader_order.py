@@ -64,6 +64,12 @@ def test_any_part_of_an_epoch_can_be_asked_for_alone(n, block, mixed):
     assert np.array_equal(again.at(np.arange(n)[some]), everything[some])
 
 
+def test_no_more_groups_are_in_memory_than_a_read_may_lie_in():
+    order = shuffled(40, axis=GridAxis(40, 2), buffer_blocks=2)
+    whole(order)
+    assert order._members.cache_info().currsize == 2
+
+
 def test_an_epoch_of_very_many_blocks_keeps_a_number_for_each_group(monkeypatch):
     n, mixed = 1 << 20, 16
     monkeypatch.setattr(orders, "permutation", lambda n, *_: lambda place: place)

@@ -7,6 +7,7 @@ import pytest
 
 from gpushard import Loader, OptionError
 from loader_data import IMAGES, N, images, stored
+from zarr_oracle import quiet_zarr
 
 A = images()
 MANY = 2**70
@@ -103,3 +104,11 @@ def test_the_largest_numbers_mean_all_samples():
         assert sorted(index) == list(range(N))
     (first, *_) = Loader(A, stride=2**62, window=2, padding="shift")
     assert np.array_equal(first, IMAGES[None, :2])
+
+
+@pytest.mark.parametrize("options", [{"dtype": "f4"}, {"scale": 2.0}])
+def test_text_does_not_become_numbers(options):
+    with quiet_zarr():
+        words = stored(np.array(["1", "2"], dtype=np.dtypes.StringDType()), (1,))
+    with pytest.raises(OptionError, match="apply only to numbers"):
+        Loader(words, **options)

@@ -59,6 +59,14 @@ def test_no_position_is_lost_or_doubled_beyond_what_uneven_says(
         assert n_lost == 0
 
 
+@pytest.mark.parametrize(
+    ("uneven", "n_last"), [("drop", [0, 0]), ("pad", [4, 4]), ("allow", [4, 0])]
+)
+def test_a_last_batch_that_is_full_is_kept(uneven, n_last):
+    ranks = shares(15, 4, 2, uneven, drop_last=True)  # 7 are left after a step
+    assert [share.n_last for share in ranks] == n_last
+
+
 @given(**sizes, uneven=ways, drop_last=st.booleans())
 def test_every_rank_has_as_many_steps(n, batch_size, world_size, uneven, drop_last):
     ranks = shares(n, batch_size, world_size, uneven, drop_last)

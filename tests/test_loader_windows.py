@@ -6,8 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard import Loader, OptionError
@@ -157,16 +159,30 @@ def test_windows_are_converted_and_filled_with_the_converted_fill_value():
     assert (batch[1, 3:] == FILL * 2 + 1).all()
 
 
-def test_blocks_of_windows_are_those_that_begin_in_a_shard():
-    options = {"window": (2, 5, 5), "stride": (2, 5, 5), "batch_size": 4}
+@pytest.mark.parametrize("n_columns", [3, 300])  # short rows, which are gathered; long
+def test_a_row_behind_the_end_is_filled_though_its_inner_chunk_has_it(n_columns):
+    store = MemoryStore({})
+    how = {"chunks": (5, n_columns), "dtype": "u2", "fill_value": FILL}
+    longer = zarr.create_array(store, shape=(10, n_columns), **how)
+    longer[...] = 1
+    longer.resize((8, n_columns))
+    a = gpushard.open_array(store)
+    (batch,) = Loader(a, window=1, lead=1, padding="fill", batch_size=8)
+    assert (batch[:7] == 1).all()
+    assert (batch[7:] == FILL).all()
+
+
+@pytest.mark.parametrize("stride", [2, 3])  # 3 does not divide the rows of a shard
+def test_blocks_of_windows_are_those_that_begin_in_a_shard(stride):
+    options = {"window": (2, 5, 5), "stride": (stride, 5, 5), "batch_size": 4}
     loader = Loader(
         A, shuffle=True, block="shard", buffer_blocks=1, return_index=True, **options
     )
-    # Windows begin in rows 0, 2, ..., 20, four a row pair: 16 a shard of 8 rows.
+    # Windows begin in rows 0, 2, ..., 20 or 0, 3, ..., 21, four in each such row.
     index = np.concatenate([index for _, index in loader])
-    assert len(index) == 11 * 4
-    shard = index // 16
-    assert np.count_nonzero(np.diff(shard)) == 2
+    row = index // 4 * stride
+    assert sorted(set(row)) == list(range(0, T - 1, stride))
+    assert np.count_nonzero(np.diff(row // 8)) == 2  # shards have 8 rows
 
 
 def test_a_patch_of_several_arrays_is_one_of_them():
