@@ -57,6 +57,17 @@ def test_a_damaged_index_names_the_samples_of_its_shard(place, order):
     assert named_samples(caught.value) <= set(range(24, 36))
 
 
+def test_an_error_of_many_samples_names_eight_and_counts_the_others(place):
+    (place / "c/2/0/0").write_bytes(b"?")
+    a = gpushard.open_array(place)
+    for n_more, others in [(0, ""), (1, " and 1 more")]:
+        sampler = list(range(24, 32 + n_more))
+        with pytest.raises(gpushard.CorruptShardError) as caught:
+            list(Loader(a, batch_size=len(sampler), sampler=sampler))
+        named = f"24, 25, 26, 27, 28, 29, 30, 31{others} of array"
+        assert caught.value.__notes__ == [f"while a loader read samples {named}"]
+
+
 def test_an_error_names_no_patches_beside_its_shard(tmp_path):
     options = {"dtype": "u2", "chunks": (4, 1, 3), "shards": (12, 1, 3)}
     wide = zarr.create_array(tmp_path, shape=(36, 2, 3), **options)
@@ -69,7 +80,9 @@ def test_an_error_names_no_patches_beside_its_shard(tmp_path):
 
 
 @pytest.mark.parametrize("n_columns", [3, 300])  # short rows, which are gathered; long
-@pytest.mark.parametrize(("lead", "others"), [(-5, [0]), (5, [7]), (-5, [0, 7])])
+@pytest.mark.parametrize(
+    ("lead", "others"), [(-5, [0]), (5, [7]), (-5, [0, 7]), (1, [7])]
+)
 def test_a_damaged_row_that_only_lies_nearest_to_a_window_is_not_read(
     tmp_path, n_columns, lead, others
 ):

@@ -23,8 +23,6 @@ def name_samples(
     `samples` are those of the read, int64, shape (n,); `origins` is where they begin.
     """
     named = _field_of(error, fields)
-    source = named.members[0].source
-    error.add_context(store_url=source.store.url)
     touched = samples_about(error, fields, origins)
     if touched is not None:
         samples = samples[touched]
