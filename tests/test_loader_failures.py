@@ -100,7 +100,11 @@ def test_only_samples_whose_row_ahead_is_damaged_are_left_out(damaged, padding):
     assert seen == [i for i in range(n) if i not in range(22, 26)]
 
 
-def test_a_batch_without_a_readable_sample_is_left_out(damaged):
+@pytest.mark.parametrize("load_nbytes", [1, reading.LOAD_NBYTES])
+def test_a_batch_without_a_readable_sample_is_left_out(
+    damaged, load_nbytes, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", load_nbytes)
     loader = Loader(damaged, batch_size=4, on_error="skip", return_index=True)
     starts = [int(index[0]) for _, index in loader]
     assert starts == [i for i in range(0, N, 4) if i != 24]

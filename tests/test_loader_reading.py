@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,28 @@ def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
     with Loader(images(), batch_size=8) as loader:
         assert np.array_equal(next(iter(loader)), IMAGES[:8])
     assert was_planned == [True, True]
+
+
+def test_a_loader_that_reads_on_demand_has_no_thread(monkeypatch):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 1)
+    before = set(threading.enumerate())
+    with Loader(images(), batch_size=8, prefetch_factor=0) as loader:
+        next(iter(loader))
+        begun = set(threading.enumerate()) - before
+    assert not [thread for thread in begun if thread.name == "gpushard-loader"]
+
+
+@pytest.mark.parametrize("num_threads", [None, 3])
+def test_a_loader_uses_as_many_threads_as_it_is_told_or_its_arrays_were(num_threads):
+    both = gpushard.concat([images(), images()], axis=1)
+    options = images().source.options.but(threads=2)
+    some = gpushard.Array(replace(images().source, options=options))
+    loader = Loader({"both": both, "some": some}, num_threads=num_threads)
+    threads = [
+        m.source.options.threads for f in loader._settings.fields for m in f.members
+    ]
+    plain = both.arrays[0].source.options.threads
+    assert threads == ([plain, plain, 2] if num_threads is None else [3, 3, 3])
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 2])
@@ -221,3 +244,20 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
     stage.join(0.05)
     assert made == [0, 1, 2]
     assert list(stage) == list(range(9))
+
+
+def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeypatch):
+    z = zarr.create_array(tmp_path, shape=(8, 3), chunks=(4, 3), dtype="u2")
+    z[...] = 1
+    (tmp_path / "c/1/0").write_bytes(b"?")
+    begun, tried = reading.Reader._begun, []
+
+    def told(reader, start, samples):
+        tried.append(samples.tolist())
+        return begun(reader, start, samples)
+
+    monkeypatch.setattr(reading.Reader, "_begun", told)
+    damaged = gpushard.open_array(tmp_path)
+    options = {"batch_size": 4, "on_error": "skip"}
+    assert not list(Loader(damaged, sampler=[4, 5, 6, 7], **options))
+    assert tried == [[4, 5, 6, 7], []]

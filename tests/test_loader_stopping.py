@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from typing import Any
+from weakref import ref
 
 import pytest
 
+from gpushard import Loader
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
 from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
+from loader_data import images
 
 NOTHING: Any = None
 
@@ -118,6 +121,52 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
         stage.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def ready(items, stop):
+    """Items of which two were made ahead."""
+    stage = Prefetched(items, 2, stop, Waits())
+    stage.start()
+    while stage._line.items.qsize() < 2:
+        time.sleep(0.001)
+    return stage
+
+
+def test_nothing_is_handed_out_any_more_once_it_is_to_end():
+    stop = StopFlag()
+    stage = ready(iter("abc"), stop)
+    stop.set()
+    with pytest.raises(StopIteration):
+        next(stage)
+    stage.close()
+
+
+def test_what_was_made_ahead_and_is_not_wanted_any_more_is_dropped():
+    class Item:
+        """One that can be told to be gone."""
+
+    def items():
+        while True:
+            item = Item()
+            made.append(ref(item))
+            yield item
+
+    made = []
+    stage = ready(items(), StopFlag())
+    stage.close()
+    stage.join(10)
+    assert len(made) >= 2
+    assert not [item for item in made if item() is not None]
+
+
+def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
+    with Loader(images(), batch_size=8) as loader:
+        early, late = iter(loader), iter(loader)
+        next(late)
+        ended = loader._pass
+        next(early)
+        assert ended.stop.is_set()
+        assert not loader._pass.stop.is_set()
 
 
 def test_a_flag_is_set_for_good_and_wakes_all_who_wait():
