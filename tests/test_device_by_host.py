@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from gpushard.options import MIB, Options
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from loader_data import ORDERS, images, labels
+from v3_documents import document, rectilinear
 from zarr_oracle import assert_same_bits
 
 VALUES = np.arange(64 * 48, dtype="i4").reshape(64, 48)
@@ -94,6 +96,8 @@ def _keys():
         (np.s_[:], False),
         ((slice(0, 8 * 12), slice(None)), True),  # 144 inner chunks
         ((slice(0, 8 * 13), slice(None)), False),  # 156
+        ((slice(8 * 80, 8 * 92), slice(None)), True),
+        ((slice(4, 8 * 13), slice(None)), False),
         ([*range(0, 800, 8)], False),
         ([5] * 12, True),
     ],
@@ -106,6 +110,21 @@ def test_a_read_is_small_by_the_number_of_inner_chunks_that_it_touches(
     store(tmp_path, values, [ZstdCodec()], shards=(80, 96))
     key = key if isinstance(key, tuple) else (key,)
     assert suits(tmp_path, key) == is_small
+
+
+@pytest.mark.parametrize(("n", "is_small"), [(144, True), (156, False)])
+def test_points_count_as_an_inner_chunk_each(place, n, is_small, monkeypatch):
+    monkeypatch.setattr(by_host, "_COMPILED_ROW_S", by_host._ROW_S)
+    source = gpushard.open_array(place).source
+    points = expressions.points(([5] * n, [7] * n), VALUES.shape)
+    assert suits_host(source, [points], RATES) == is_small
+
+
+def test_inner_chunks_of_different_lengths_are_not_counted(tmp_path):
+    grid = rectilinear([4, 6], 6)
+    nothing = document(shape=[10, 12], chunk_grid=grid)
+    (tmp_path / "zarr.json").write_text(json.dumps(nothing))
+    assert not suits(tmp_path, (slice(2, 9), slice(None)))
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from device_fetch_cases import LockedDevice, MeasuredDevice, emulated
 from gpushard import Options
 from gpushard.devices import reading
 from gpushard.devices.budget import Budget
-from gpushard.devices.choice import choose_chain
+from gpushard.devices.choice import choose_chain, room_nbytes
 from gpushard.devices.sink import DeviceSink
-from gpushard.options import GIB, MIB
+from gpushard.options import GIB, KIB, MIB
 from hostile_shards import ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
 
 LIMIT = 64 * MIB
+BLOSC = codec("blosc", cname="lz4", clevel=5, shuffle="noshuffle", blocksize=0)
 
 
 class LockedAndMeasured(LockedDevice, MeasuredDevice):
@@ -127,6 +128,47 @@ def test_what_the_host_may_have_to_decode_is_pinned_beside_the_slots(
     beside_nbytes = budget.pinned_nbytes - budget.n_slots * budget.encoded_nbytes
     rows_nbytes = budget.n_lanes * budget.n_rows * chain.decoded_nbytes
     assert beside_nbytes == (rows_nbytes if is_assembled else 0)
+
+
+def test_streams_get_what_the_rows_of_a_batch_leave_or_what_they_usually_take():
+    budget = Budget(1, rows_nbytes=1000, row_nbytes=100, row_streams_nbytes=20)
+    assert budget.n_rows == 8
+    found = [budget.streams_nbytes(n_rows) for n_rows in (2, 8, 9)]
+    assert found == [800, 200, 180]
+
+
+@pytest.mark.parametrize(
+    ("codecs", "n_streams"), [([], 0), ([ZSTD], 1), ([BLOSC], 1 + 5)]
+)
+def test_scratch_is_for_the_streams_that_an_inner_chunk_usually_has(
+    codecs, n_streams, tmp_path
+):
+    nbytes = 5 * 32 * KIB + 1
+    a = gpushard.open_array(put(tmp_path, nbytes, codecs), device="cpu")
+    chain, _ = choose_chain(a.source)
+    assert chain is not None
+    budget = Budget.of(chain, Options().resolved(), decodes=True)
+    decoded_nbytes = 3 * nbytes if codecs else 0
+    assert budget.row_streams_nbytes == decoded_nbytes + n_streams * 8 * KIB
+
+
+@pytest.mark.parametrize(
+    ("codecs", "options", "is_raised"),
+    [
+        ([ZSTD], {}, True),
+        ([codec("numcodecs.bz2", level=1)], {}, False),  # which the host decodes
+        ([ZSTD], {"memory_limit": LIMIT}, False),
+    ],
+)
+def test_a_limit_left_open_is_raised_where_the_device_decodes(
+    codecs, options, is_raised, tmp_path
+):
+    place = put(tmp_path, 4, codecs)
+    a = gpushard.open_array(place, device="cpu", options=Options(**options))
+    limit = a.source.options.memory_limit
+    device = emulated(limit_nbytes=24 * GIB)
+    found = [room_nbytes(a.source, device, n_sharing) for n_sharing in (1, 2)]
+    assert found == ([3 * GIB, 3 * GIB // 2] if is_raised else [limit] * 2)
 
 
 def test_rounds_of_a_device_have_room_for_its_tables(tmp_path, monkeypatch):

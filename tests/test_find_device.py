@@ -166,6 +166,17 @@ def test_the_reason_for_the_cpu_stands_in_the_report(
         find_device("cuda")
 
 
+def test_a_gpu_is_looked_for_on_linux_only(fakery, monkeypatch):
+    monkeypatch.setattr(find, "sys", SimpleNamespace(platform="darwin"))
+    assert find_device("auto") == (None, "no GPU is used: that takes Linux")
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu:0", "cpu:0", "cuda:x", "cuda:-1"])
+def test_kinds_of_devices_that_there_are_not_are_refused(fakery, device):
+    with pytest.raises(UnsupportedError, match="no such kind of device"):
+        find_device(device)
+
+
 def test_who_asks_for_the_cpu_is_told_no_reason(tmp_path):
     zarr.create_array(tmp_path, data=np.arange(4), chunks=(2,))
     report = gpushard.open_array(tmp_path, device="cpu").explain()

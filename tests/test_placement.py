@@ -54,10 +54,23 @@ def blosc_header(compressor, block_nbytes, item_nbytes=4, flags=16):
     return np.frombuffer(start + sizes, np.uint8)
 
 
-def test_split_blocks_are_streams_of_a_part_each():
+@pytest.mark.parametrize(
+    ("item_nbytes", "block_nbytes", "stream_nbytes"),
+    [
+        (4, 64 * KIB, 16 * KIB),
+        (16, 64 * KIB, 4 * KIB),
+        (17, 64 * KIB, 64 * KIB),  # too many parts
+        (0, 64 * KIB, 64 * KIB),
+        (4, 512, 128),
+        (4, 511, 511),  # too small parts
+    ],
+)
+def test_split_blocks_are_streams_of_a_part_each(
+    item_nbytes, block_nbytes, stream_nbytes
+):
     step = Step(StepKind.BLOSC, "blosc", CHUNK_NBYTES)
-    header = blosc_header("lz4", block_nbytes=64 * KIB, flags=0)
-    assert load_of(step, 1, 1000, header).largest_nbytes == 16 * KIB
+    header = blosc_header("lz4", block_nbytes, item_nbytes, flags=0)
+    assert load_of(step, 1, 1000, header).largest_nbytes == stream_nbytes
 
 
 def test_no_header_and_a_hostile_one_are_taken_for_something():

@@ -44,6 +44,9 @@ def test_what_was_measured_is_kept_for_the_model_it_was_measured_on():
     keep_rates("A GPU, nvCOMP 6.0.0", MEASURED)
     assert kept_rates("A GPU, nvCOMP 6.0.0") == {**RATES, **MEASURED}
     assert kept_rates("A GPU, nvCOMP 6.0.1") is None
+    keep_rates("A GPU, nvCOMP 6.0.1", {})
+    assert kept_rates("A GPU, nvCOMP 6.0.1") == RATES
+    assert kept_rates("A GPU, nvCOMP 6.0.0") == {**RATES, **MEASURED}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,8 @@ def test_what_was_measured_is_kept_for_the_model_it_was_measured_on():
         lambda _: "[]",
         lambda text: text.replace("3000000000.0", "-1"),
         lambda text: text.replace("3000000000.0", "NaN"),
+        lambda text: text.replace("3000000000.0", "Infinity"),
+        lambda text: text.replace("3000000000.0", "-1.0"),
         lambda text: text.replace("3000000000.0", '"fast"'),
         lambda text: text.replace('"version": 1', '"version": 2'),
     ],

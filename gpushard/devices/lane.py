@@ -152,8 +152,8 @@ class Lane:
 
     def room_for(self, sizes: Ints) -> tuple[NDArray[np.uint8], Ints]:
         """Pinned memory for pieces side by side, and the offset of each: shape (n,)."""
-        ends = np.cumsum(-(-sizes // 16) * 16)
-        places = ends - -(-sizes // 16) * 16
+        rooms = -(-sizes // 16) * 16
+        places = np.cumsum(rooms) - rooms
         return self.encoded_host.view(int(places[-1] + sizes[-1])), places
 
     def upload(self, data: NDArray[np.uint8]) -> int:
