@@ -150,6 +150,13 @@ def test_concatenated_arrays_keep_their_own_blocks(tmp_path):
     assert_same_bits(pickle.loads(pickle.dumps(lazy)).compute(), lazy.compute())
 
 
+def test_concatenated_arrays_keep_the_blocks_along_their_other_axes(a):
+    joined = gpushard.concat([a, a], axis=1)
+    assert joined.to_dask().chunks == ((16, 16, 1), (20, 20) * 2)
+    assert joined.to_dask(chunks=(8, -1)).chunks == ((8, 8, 8, 8, 1), (80,))
+    assert_same_bits(joined.to_dask().compute(), np.hstack([VALUES, VALUES]))
+
+
 def name_in_another_process(place):
     code = f"import gpushard; print(gpushard.open_array({str(place)!r}).to_dask().name)"
     return subprocess.check_output([sys.executable, "-c", code], text=True).strip()
@@ -191,7 +198,13 @@ def test_a_process_opens_an_array_anew_that_was_made_anew(tmp_path):
         assert_same_bits(elsewhere.compute(scheduler="synchronous"), VALUES)
 
 
-def test_results_of_a_device_give_metas_of_the_device(a):
+def test_without_dask_the_error_says_what_to_install(a, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask.array", None)
+    with pytest.raises(gpushard.UnsupportedError, match=r"install 'gpushard\[dask\]'"):
+        a.to_dask()
+
+
+def test_results_of_a_device_give_metas_of_the_device(a, monkeypatch):
     from cuda_host.arrays import EmulatedArray
     from cuda_host.device import EmulatedDevice
     from cuda_host.launch import Kernels
@@ -203,6 +216,8 @@ def test_results_of_a_device_give_metas_of_the_device(a):
     empty = on_device.read((slice(0, 0),) * 2)
     assert isinstance(empty, EmulatedArray)
     assert empty.shape == (0, 0)
+    monkeypatch.setattr(da, "from_array", lambda *_, meta, **__: meta)
+    assert isinstance(on_device.to_dask(), EmulatedArray)
     assert_same_bits(Handle(on_device, "token")[3:5, 7].get(), VALUES[3:5, 7])
 
 
