@@ -101,6 +101,8 @@ def test_the_host_names_the_damage_that_a_device_broke_of(stored):
     assert there.value.shard_key == host.value.shard_key == "c/0/0"
     assert there.value.inner_chunk == host.value.inner_chunk == (1, 0)
     assert there.value.store_url == stored.source.store.url
+    hints = filter(None, [host.value.hint, "the device is lost with it: " + LOST])
+    assert there.value.hint == "; ".join(hints)
     assert isinstance(there.value.__cause__, DeviceError)
 
 
@@ -119,6 +121,14 @@ def test_nothing_is_in_hand_after_a_read(stored):
     _, job = read_on_device(stored, [whole(stored.shape)], fragile(-1))
     assert job.tally.counts["n_decoded_on_device"] == 8
     assert [*job.sink.under_way()] == []
+
+
+@pytest.mark.parametrize("chain", ["gzip"])
+def test_of_a_device_that_still_works_nothing_is_said(stored):
+    _, job = read_on_device(stored, [whole(stored.shape)], fragile(-1))
+    error = DeviceError("a call failed")
+    suspects.blame(error, [job])
+    assert error.hint is None
 
 
 @pytest.mark.parametrize("chain", ["gzip"])

@@ -209,8 +209,7 @@ class DeviceSink:
     @contextmanager
     def _lane(self, held: Lane | None = None) -> Iterator[Lane]:
         """A lane whose last batch is settled; the lane `held`, if there is one."""
-        if held is not None:
-            held.retire_all()
+        if held is not None:  # by a fetch, which got it from here
             yield held
             return
         with self._idle.one() as lane:

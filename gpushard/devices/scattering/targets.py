@@ -38,7 +38,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
-from gpushard.selecting.selection import Ints, Orthogonal, SliceAxis
+from gpushard.selecting.selection import Ints, Orthogonal
 
 # A copy is a driver call, and a scattered batch takes few calls (20). With more copies,
 # one large copy and a scatter are cheaper: device memory is much faster than the bus.
@@ -281,7 +281,4 @@ def _strides(part: Part, output: DeviceOutput) -> Sequence[int]:
 def grid_strides(selection: Orthogonal, strides: Sequence[int]) -> tuple[int, ...]:
     """Strides of a result, with exactly one for each dimension of the array."""
     kept = iter(s for i, s in enumerate(strides) if i not in selection.new_axes)
-    return tuple(
-        0 if isinstance(axis, SliceAxis) and axis.drop else next(kept)
-        for axis in selection.axes
-    )
+    return tuple(0 if axis.drop else next(kept) for axis in selection.axes)
