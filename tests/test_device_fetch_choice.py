@@ -122,12 +122,16 @@ HALF = (slice(0, 8),)
 
 @pytest.mark.network
 def test_remote_ranges_are_read_by_kvikio_when_it_is_asked_for(
-    tmp_path, device, kvikio, server
+    tmp_path, device, kvikio, server, monkeypatch
 ):
     values = stored(tmp_path, CHAINS["zstd"])
     part = expressions.basic(HALF, values.shape)
     off = gpushard.open_array(server.url, device=device)
     assert "kvikio_remote is off" in off.explain(HALF).fetch
+    with monkeypatch.context() as without:
+        without.setattr(kvikio, "is_remote_file_available", lambda: False)
+        lacking = gpushard.open_array(server.url, device=device, options=REMOTE)
+        assert "this kvikio reads no remote files" in lacking.explain(HALF).fetch
     assert kvikio.n_preads == 0
     a = gpushard.open_array(server.url, options=REMOTE)
     results, job = read_on_device(a, [part], device)

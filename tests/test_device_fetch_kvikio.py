@@ -214,10 +214,14 @@ def test_a_file_overwritten_while_it_is_read_is_read_again(tmp_path, device, kvi
     assert_same_bits(results[0], values)
 
 
-def test_a_file_overwritten_again_and_again_is_refused(tmp_path, device, kvikio):
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_file_overwritten_again_and_again_is_refused(
+    tmp_path, device, kvikio, is_failing
+):
     stored(tmp_path, None)
     a = gpushard.open_array(tmp_path)
     times = iter(range(1, 1000))
+    kvikio.answer = lambda nbytes: nbytes - is_failing
 
     def overwrite():
         for shard in tmp_path.rglob("c/*/*"):
@@ -293,6 +297,8 @@ def test_a_failing_read_is_an_error_once_nothing_is_under_way(
     with pytest.raises(gpushard.StoreError, match="cuFileRead failed") as caught:
         read_on_device(a, [whole(a.shape)], device)
     assert "gds=False" in str(caught.value)
+    assert caught.value.store_url == a.source.store.url
+    assert caught.value.array_path == a.path
     assert kvikio.n_preads > 3
 
 

@@ -52,6 +52,18 @@ def test_waits_that_end_are_not_told_of(caplog, is_told):
         assert is_told()
 
 
+def test_waits_that_change_while_they_are_looked_at_are_looked_at_again(monkeypatch):
+    class Changing(dict):
+        def values(self):
+            raise RuntimeError("dictionary changed size during iteration")
+
+    watched = Watch("cuda:7")
+    monkeypatch.setattr(watched, "_since", Changing(wait=0.0))
+    assert not watched._is_long()
+    watched._since = {"wait": 0.0}
+    assert watched._is_long()
+
+
 @pytest.fixture
 def cupy(monkeypatch, tmp_path):
     yield from two_gpus(monkeypatch, tmp_path)

@@ -141,12 +141,18 @@ def test_any_array_is_read_as_on_the_host(keys, data, seed):
         assert_same_bits(got, expected)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i8"])
-def test_values_are_cast_on_the_way(tmp_path, dtype):
-    values = stored(tmp_path, CHAINS["zstd"])
+@pytest.mark.parametrize(
+    ("dtype", "stored_as"),
+    [("f2", "i4"), ("f4", "i4"), ("f8", "i4"), ("i8", "i4"), ("c16", "c8")],
+)
+def test_values_are_cast_on_the_way(tmp_path, dtype, stored_as):
+    values = stored(tmp_path, CHAINS["zstd"], dtype=stored_as)
     a = gpushard.open_array(tmp_path)
-    results, _ = read_on_device(a, [whole(a.shape)], emulated(), dtype=dtype)
+    points = [3, 1, 30, 3], [2, 39, 0, 2]
+    selections = [whole(a.shape), expressions.points(points, a.shape)]
+    results, _ = read_on_device(a, selections, emulated(), dtype=dtype)
     assert_same_bits(results[0], values.astype(dtype))
+    assert_same_bits(results[1], values[points].astype(dtype))
 
 
 @pytest.mark.parametrize("chain", ["zstd-crc32c", "crc32c-zstd", "gzip"])

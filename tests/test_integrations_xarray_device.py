@@ -152,6 +152,7 @@ def test_coordinates_times_and_what_only_numpy_decodes_stay_on_the_host(both, na
         ("u1", 255, [255, 1]),
         ("i1", 255, [-1, 1]),
         ("c8", 7, [7, 1]),
+        ("f4", 1e300, [3, 1]),  # no element of this type
     ],
 )
 def test_fill_values_mask_the_elements_that_they_mask_on_the_host(
@@ -166,6 +167,17 @@ def test_fill_values_mask_the_elements_that_they_mask_on_the_host(
     ours = xr.open_dataset(tmp_path, engine="gpushard", device=opened_device()).a
     want = xr.open_dataset(tmp_path, engine="zarr", consolidated=False).a
     assert ours.dtype == want.dtype
+    assert isinstance(ours.data, DeviceArray)
+    assert_same_bits(ours.data.get(), want.values)
+
+
+@pytest.mark.parametrize("attributes", [{"scale_factor": 3.0}, {"add_offset": 0.5}])
+def test_doubles_are_decoded_though_they_stay_doubles(attributes, tmp_path):
+    zarr.open_group(tmp_path).create_array(
+        "a", data=np.arange(4.0), attributes=attributes, dimension_names=["x"]
+    )
+    ours = xr.open_dataset(tmp_path, engine="gpushard", device=opened_device()).a
+    want = xr.open_dataset(tmp_path, engine="zarr", consolidated=False).a
     assert isinstance(ours.data, DeviceArray)
     assert_same_bits(ours.data.get(), want.values)
 

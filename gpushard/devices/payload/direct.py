@@ -200,15 +200,12 @@ class DirectFetch:
             FileRange(file, first, last - first, address - (request.start - first))
             for file, (first, last), address, request in parts
         ]
-        source = job.source
         with job.tally.stage("fetch"):
             try:
                 self._files.read(ranges)
-            except StoreError as error:
+            except StoreError:
                 # If the file was replaced, that is the better explanation.
                 direct.refuse_changed()
-                url, path = source.store.url, source.layout.path
-                error.add_context(store_url=url, array_path=path)
                 raise
             direct.refuse_changed()
         job.tally.add(n_direct_requests=len(requests))
