@@ -52,6 +52,14 @@ def test_waits_that_end_are_not_told_of(caplog, is_told):
         assert is_told()
 
 
+def test_a_wait_that_fails_has_ended():
+    watched = Watch("cuda:7")
+    watched._is_begun = True  # nobody looks
+    with pytest.raises(KeyboardInterrupt), watched.waiting():
+        raise KeyboardInterrupt
+    assert not watched._since
+
+
 def test_waits_that_change_while_they_are_looked_at_are_looked_at_again(monkeypatch):
     class Changing(dict):
         def values(self):

@@ -63,6 +63,12 @@ def test_what_lies_in_one_piece_is_one_copy():
     assert (copy.source, copy.nbytes, copy.n_rows) == (100, 5 * 448, 1)
 
 
+def test_an_axis_of_one_element_divides_no_piece_wherever_it_would_go_on():
+    for stride in (9999, -400, 0):
+        [copy] = moved((5, 1, 16), (64, stride, 4))
+        assert (copy.source, copy.nbytes, copy.n_rows) == (100, 5 * 64, 1)
+
+
 def test_rows_of_an_axis_are_one_copy_and_evenly_spaced_planes_too():
     [copy] = moved((8, 16), (400, 4))
     assert (copy.nbytes, copy.n_rows, copy.source_pitch) == (64, 8, 400)

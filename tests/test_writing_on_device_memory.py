@@ -8,6 +8,7 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from cuda_host.standin import load_standin
 from gpushard.devices.nvcomp import Nvcomp
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.options import Options
 from gpushard.writing import on_device as writing
 from test_writing_on_device import (
@@ -73,3 +74,12 @@ def test_a_device_that_breaks_is_an_error(tmp_path):
     device.breaks = lambda n, begin=device.n_runs: n == begin + 5
     with pytest.raises(gpushard.DeviceError, match="broken"):
         a[...] = value
+
+
+def test_scratch_is_asked_for_the_bytes_of_all_streams(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Nvcomp, "_call", lambda _, *given: asked.append(given))
+    object.__new__(Nvcomp).encoding_temp_nbytes(Algorithm.ZSTD, 3, 100)
+    ((_, name, n_streams, largest, _, _, total, _),) = asked
+    assert name == "CompressGetTempSize"
+    assert (n_streams, largest, total) == (3, 100, 300)
