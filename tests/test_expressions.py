@@ -166,6 +166,12 @@ def test_a_mask_gives_what_numpy_gives(data, shape):
         np.testing.assert_array_equal(picked(basic(mask, shape), array), array[mask])
 
 
+def test_an_ellipsis_among_selectors_takes_all_of_the_axes_left_out():
+    assert orthogonal((1, ..., 2), (4, 5)) == orthogonal((1, 2), (4, 5))
+    whole = slice(None)
+    assert orthogonal((1, ..., 2), (4, 3, 5)) == orthogonal((1, whole, 2), (4, 3, 5))
+
+
 def test_lists_count_as_arrays():
     array = sts.numbered(SHAPE)
     selection = basic([0, -1, 0], SHAPE)
@@ -185,6 +191,17 @@ def test_whatever_is_an_integer_to_python_is_one_here(integer):
     expected = SliceAxis(operator.index(integer) % 4, 1, 1, drop=True)
     assert basic(integer, SHAPE).axes[0] == expected
     assert orthogonal(integer, SHAPE).axes[0] == expected
+
+
+def test_an_array_of_one_element_that_passes_for_an_integer_keeps_its_axis():
+    class Tensor:
+        def __array__(self, dtype=None, copy=None):
+            return np.array([2])
+
+        def __index__(self):
+            return 2
+
+    assert basic(Tensor(), SHAPE).shape == (1, 5)
 
 
 def test_the_whole_array_is_selected_by_an_ellipsis_or_an_empty_tuple():

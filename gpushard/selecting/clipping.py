@@ -26,15 +26,16 @@ def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None
     `wanted` is of all arrays as one. They are joined along `axis`, where each begins,
     and the last one ends, at `starts`: int64, shape (n_arrays + 1,).
     """
-    if isinstance(wanted, Listed) and (wanted.around is None or wanted.axis == axis):
+    ranges = pairwise(starts.tolist())
+    if not isinstance(wanted, Listed):
+        for start, stop in ranges:
+            yield share_of(wanted, axis, start, stop)
+    elif wanted.around is None or wanted.axis == axis:
         along = axis if wanted.around is None else 0
         for listing in clipped(wanted.listing, along, starts):
             yield wanted._replace(listing=listing) if listing else None
-        return
-    for start, stop in pairwise(starts.tolist()):
-        if not isinstance(wanted, Listed):
-            yield share_of(wanted, axis, start, stop)
-        elif wanted.around is not None:
+    else:
+        for start, stop in ranges:
             around = _share_of_axes(wanted.around, axis, start, stop)
             yield wanted._replace(around=around) if around else None
 
