@@ -14,6 +14,7 @@ from zarr.codecs import GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 import gpushard
+from gpushard.reading import joined
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.selection import IndexAxis, Orthogonal, Points
@@ -26,6 +27,7 @@ from selection_strategies import (
     take_orthogonal,
 )
 from spec_shards import LITTLE, document
+from tiny_bounds import tiny_bounds
 from zarr_oracle import assert_same_bits, held
 
 
@@ -137,6 +139,27 @@ def test_arrays_without_elements_take_part():
     assert_same_bits(gpushard.concat([a, b, a])[...], np.ones((2, 3), "f4"))
     assert_same_bits(gpushard.concat([a, a])[...], np.empty((0, 3), "f4"))
     assert_same_bits(gpushard.concat([a, b])[0, 1], np.float32(1))
+
+
+def test_what_is_planned_is_read_before_elements_that_are_listed(monkeypatch):
+    c, full = pieces(0)
+    steps: list[object] = []
+    execute, in_rounds = joined.execute, joined.read_in_rounds
+    monkeypatch.setattr(
+        joined, "execute", lambda jobs: (steps.append(len(jobs)), execute(jobs))
+    )
+    monkeypatch.setattr(
+        joined,
+        "read_in_rounds",
+        lambda *given: (steps.append("rounds"), in_rounds(*given)),
+    )
+    with tiny_bounds():
+        index = np.array([5, 7, 5, 13])  # none in the first array
+        listed = expressions.orthogonal((index, slice(None)), full.shape)
+        first, second = c.read_many([np.s_[1:3], listed])
+    assert_same_bits(first, full[1:3])
+    assert_same_bits(second, full[index])
+    assert steps == [1, "rounds", "rounds", 0]
 
 
 def test_one_array_is_enough():

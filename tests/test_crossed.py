@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpushard
@@ -47,15 +47,32 @@ def test_points_of_a_cross_product_are_its_elements_in_their_order(key):
     assert_same_bits(out.reshape(expected.shape), expected.copy())
 
 
+@st.composite
+def crossed_keys(draw):
+    """Two index arrays, and what is taken along the third axis."""
+    rows = draw(st.lists(st.integers(0, 22), min_size=1, max_size=9))
+    columns = draw(st.lists(st.integers(0, 16), min_size=1, max_size=9))
+    return rows, columns, draw(sts.slices(6) | st.integers(0, 5))
+
+
 @pytest.mark.parametrize("compile_nbytes", [0, 2**62])
-@given(data=st.data())
-def test_cross_products_are_those_of_numpy(place, compile_nbytes, data):
-    rows = data.draw(st.lists(st.integers(0, 22), min_size=1, max_size=9))
-    columns = data.draw(st.lists(st.integers(0, 16), min_size=1, max_size=9))
-    key = rows, columns, data.draw(sts.slices(6) | st.integers(0, 5))
+@given(key=crossed_keys())
+def test_cross_products_are_those_of_numpy(place, compile_nbytes, key):
     a = opened(place, compile_nbytes=compile_nbytes)
     expected = sts.take_orthogonal(VALUES, key)
     assert_same_bits(a.oindex[key], np.ascontiguousarray(expected))
+
+
+@pytest.mark.parametrize("small_read_chunks", [0, 100])
+@settings(max_examples=15)
+@given(key=crossed_keys())
+def test_so_are_those_that_do_not_become_points(place, small_read_chunks, key):
+    a = opened(place, compile_nbytes=2**62, small_read_chunks=small_read_chunks)
+    expected = sts.take_orthogonal(VALUES, key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crossed, "_MANY_PER_CHUNK", 0)
+        found = a.oindex[key]
+    assert_same_bits(found, np.ascontiguousarray(expected))
 
 
 def test_only_several_index_arrays_become_points(place):

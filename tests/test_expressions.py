@@ -98,6 +98,13 @@ def test_only_integers_for_every_axis_and_nothing_else_make_a_scalar(key, is_sca
     assert isinstance(sts.numbered(SHAPE)[key], np.generic) is is_scalar
 
 
+def test_integers_for_every_axis_make_a_scalar_of_the_other_kinds_of_key_too():
+    assert orthogonal((1, 2), SHAPE).scalar
+    assert points((1, 2), SHAPE).scalar
+    assert not orthogonal((1, slice(2, 3)), SHAPE).scalar
+    assert not points((1, [2]), SHAPE).scalar
+
+
 @given(keyed(sts.orthogonal_keys))
 def test_orthogonal_indexing_gives_the_cross_product(keyed):
     shape, grid, key = keyed

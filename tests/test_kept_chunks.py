@@ -267,6 +267,21 @@ def test_tasks_copy_a_few_megabytes_of_what_is_kept(n):
     assert not [*placing_tasks(job, None, None, rows[:0])]
 
 
+def test_inner_chunks_are_kept_beside_shards_that_are_missing_or_damaged(tmp_path):
+    written(tmp_path)
+    (tmp_path / "c" / "1" / "1").unlink()
+    damage(tmp_path / "c" / "0" / "1", at=-1)  # in the checksum of its index
+    expected = VALUES.copy()
+    expected[:, 24:] = 0
+    a = gpushard.open_array(tmp_path, options=WAYS["plain"])
+    told: list[Any] = []
+    for _ in range(2):
+        assert_same_bits(a.read(errors=told.append), expected)
+    assert len(told) == 24
+    assert len(a.source.chunks) == 24
+    assert a.explain(np.s_[:, :24]).n_kept_inner_chunks == 24
+
+
 def test_views_share_what_is_kept_and_pickles_do_not(tmp_path):
     written(tmp_path)
     a = gpushard.open_array(tmp_path, options=CACHED)
@@ -341,9 +356,9 @@ def test_a_loader_finds_what_its_epoch_before_decoded(tmp_path, how):
     assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
 
 
-def damage(shard: Path) -> None:
-    """Flip a bit of the first inner chunk."""
+def damage(shard: Path, at: int = 10) -> None:
+    """Flip a bit, by default of the first inner chunk."""
     data = bytearray(shard.read_bytes())
-    data[10] ^= 1
+    data[at] ^= 1
     shard.write_bytes(data)
     settle()

@@ -15,6 +15,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.plan import plan_read
 from gpushard.planning.spans import byte_spans
 from gpushard.selecting.expressions import basic, points
+from gpushard.selecting.patches import Patches
 
 
 def strides_of(chunk_shape, stored_order, itemsize):
@@ -97,6 +98,20 @@ def test_points_span_from_the_first_to_the_last_of_them():
     (block,) = sts.pieces_of(part)
     start, stop = byte_spans(part, block.position, (2, 2))
     assert (start.tolist(), stop.tolist()) == ([2, 4], [8, 6])
+
+
+@pytest.mark.parametrize("some", [[0, 1, 2], [2], [1, 2], [2, 0]])
+def test_boxes_span_from_the_first_to_the_last_of_them_in_each_inner_chunk(some):
+    layout = sts.make_layout((12, 4), (GridAxis(12, 4), GridAxis(4, 4)))
+    rows, n_rows = np.array([1, 0, 5, 9]), np.array([2, 1, 2, 1])
+    columns, n_columns = np.array([1]), np.array([2])
+    landing = np.array([0, 2, 3, 5]), np.array([0])
+    boxes = Patches(4, (rows, columns), (n_rows, n_columns), landing, (6, 2))
+    part = plan_read(layout, [boxes]).parts[0]
+    (block,) = sts.pieces_of(part)
+    start, stop = byte_spans(part, block.position[:, some], (8, 2, 2))
+    assert start.tolist() == [[2, 10, 10][i] for i in some]
+    assert stop.tolist() == [[22, 22, 14][i] for i in some]
 
 
 def test_the_padding_rows_of_a_shared_plan_do_not_count():

@@ -119,12 +119,11 @@ class GridPart:
 
     def blocks(self) -> Iterator[Planned]:
         """All shards, a bounded number of inner chunks at a time."""
-        grid = self.shard_grid
+        n_shards = self.n_shards
         largest = prod(axis.most_cells for axis in self.sharded)
-        step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), blocks.BLOCK_SHARDS)
-        n_shards = prod(grid)
         if largest > blocks.BLOCK_CHUNKS:
             yield from map(self.shard, range(n_shards))
             return
+        step = min(blocks.BLOCK_CHUNKS // max(largest, 1), blocks.BLOCK_SHARDS)
         for first in range(0, n_shards, step):
             yield self.block(first, min(first + step, n_shards))
