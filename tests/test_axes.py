@@ -71,6 +71,24 @@ def test_a_long_slice_gives_what_its_columns_give(sliced):
             assert set(columns.length.tolist()) == {computed.common_length}
 
 
+def test_runs_of_cells_that_a_step_jumps_over_have_none():
+    axis = GridAxis(27, 0, np.arange(28))
+    with short_runs():
+        computed = LongSlice(SliceAxis(0, 9, 3), axis)
+        assert computed.n_cells == 3
+        assert computed.cell_at(np.array([2, 0, 1])).tolist() == [18, 0, 9]
+
+
+@pytest.mark.parametrize("held", [1, 2, 3, 8])
+def test_the_longest_cell_of_an_axis_is_found_in_any_run_of_them(held, monkeypatch):
+    monkeypatch.setattr("gpushard.layout._HELD_CELLS", held)
+    for nth in range(5):
+        lengths = [9 if i == nth else 2 for i in range(5)]
+        axis = GridAxis(17, 0, np.cumsum([0, *lengths]))
+        assert axis.longest == 9
+    assert GridAxis(0, 0, np.array([0])).longest == 0
+
+
 @given(st.lists(st.integers(1, 5), min_size=9, max_size=20), st.data())
 def test_cells_of_several_lengths_are_found_in_any_order_of_their_runs(lengths, data):
     ends = np.append(0, np.cumsum(lengths))

@@ -160,6 +160,14 @@ def test_a_mask_among_coordinates_that_changes_is_an_error():
         listed.block(0)
 
 
+def test_any_array_that_lists_elements_may_be_overlapped():
+    index, mask = np.zeros(5, np.int64), np.ones(5, bool)
+    listed = IndexArrays([index, mask], [1, 5])
+    assert listed.overlaps(index[1:])
+    assert listed.overlaps(mask[:2])
+    assert not listed.overlaps(np.zeros(5))
+
+
 @pytest.mark.parametrize("value", [3, -4, 2**40])
 def test_an_index_array_that_changes_to_what_is_out_of_bounds_is_an_error(value):
     index = np.zeros(5, np.int64)

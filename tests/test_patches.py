@@ -31,6 +31,7 @@ from gpushard.planning.plan import plan_read
 from gpushard.reading.read import execute
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
+from gpushard.selecting.patches import Patches
 from loader_data import stored
 from zarr_oracle import assert_same_bits, held
 
@@ -126,6 +127,21 @@ def test_arrays_in_a_row_serve_all_of_a_patch_together(cuts, data):
             assert (got[here] == -1).all()  # each element comes once
             got[here] = values[start:stop][tuple(map(slice, a, a + n))]
     assert np.array_equal(got.reshape(-1), sliced(values, -1, cut, origins).reshape(-1))
+
+
+def test_patches_within_a_part_of_an_axis_keep_their_other_axes():
+    columns = [(np.arange(4) + 10 * d, np.full(4, d + 2)) for d in range(3)]
+    first, length = zip(*columns, strict=True)
+    whole = Patches(4, first, length, first, (50, 50, 50))
+    part = whole.within(1, 12, 99)
+    assert part.n_patches == 4
+    assert part.first[1].tolist() == [0, 0, 0, 1]
+    assert part.length[1].tolist() == [1, 2, 3, 3]
+    assert part.out_first[1].tolist() == [12, 12, 12, 13]
+    for d in (0, 2):
+        assert part.first[d] is whole.first[d]
+        assert part.length[d] is whole.length[d]
+        assert part.out_first[d] is whole.out_first[d]
 
 
 @given(data=st.data(), portion=st.integers(1, 5))

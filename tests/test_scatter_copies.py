@@ -12,6 +12,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import MIB
+from gpushard.placing import scatter
 from gpushard.selecting import expressions
 
 PLAIN = gpushard.Options(compile_nbytes=2**62, threads=1)
@@ -62,6 +63,17 @@ def test_listed_rows_and_columns_are_cut_along_both(wide):
     # What is listed is laid out, too: 96 bytes an element.
     most = MOST + 96 * len(columns)
     assert held(a, wanted, values[rows][:, columns]) < most < n * MIB
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 7, 20, 60])
+def test_crossed_lists_are_cut_until_a_part_has_few_elements(most):
+    mesh = np.ix_(np.arange(3), np.arange(5), np.arange(4))
+    n_seen = np.zeros((3, 5, 4), int)
+    for here, there in scatter._pieces(mesh, mesh, most):
+        assert n_seen[here].size <= most
+        assert all(map(np.array_equal, here, there))
+        n_seen[here] += 1
+    assert np.all(n_seen == 1)
 
 
 def of_items(dtype: Any) -> tuple[gpushard.Array, np.ndarray]:

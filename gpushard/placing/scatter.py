@@ -136,7 +136,7 @@ def _pieces(
             (*out_index[:axis], here, *out_index[axis + 1 :]),
             (*in_index[:axis], there, *in_index[axis + 1 :]),
         )
-        if step == 1 and others > most:
+        if others > most:
             yield from _pieces(*part, most, (*cut, axis))
         else:
             yield part
