@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asked_store import opened, put
+from gpushard.options import MIB
 from gpushard.planning.coalesce import coalesce, cut_batches
+from gpushard.stores.base import FetchCosts
+from spec_shards import LITTLE, document, sharding
 
 
 def requests_for(ranges, gap_nbytes=0, max_request_nbytes=10**9, is_bound=False):
@@ -181,6 +185,19 @@ def test_ranges_beyond_four_gigabytes_do_not_wrap_around():
     far = 2**62
     requests = requests_for([(0, far, far + 10), (0, far + 12, far + 20)], gap_nbytes=2)
     assert [request[:3] for request in spelled(requests)] == [(0, far, far + 20)]
+
+
+def test_small_reads_join_neighbours_whose_gap_is_small(tmp_path):
+    n = 64
+    meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))
+    entries = np.stack([np.arange(n), np.ones(n)], axis=1).astype("<u8")
+    shard = np.arange(n, dtype="u1").tobytes() + entries.tobytes()
+    costs = FetchCosts(2, MIB, 4, prefers_whole_objects=False)
+    a, store = opened(put(tmp_path, meta, c_0=shard), costs)
+    key = [40, 0, 3, 7]
+    assert a.oindex[key].tolist() == key
+    asked = [(r.start, r.stop) for r in store.calls[-1]]
+    assert asked == [(0, 4), (7, 8), (40, 41)]
 
 
 # Batches

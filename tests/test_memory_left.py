@@ -20,7 +20,7 @@ from gpushard.fetching import pieces
 from gpushard.machine import usable_memory_nbytes
 from gpushard.memory.turns import turns
 from gpushard.options import KIB, MIB
-from gpushard.reading import joined, rounds, whole
+from gpushard.reading import joined, ranges, rounds, whole
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
@@ -235,6 +235,30 @@ def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):
     works = list(whole.whole_tasks(job, block, 4))
     most = whole.largest_object(a.source, (0,))
     assert all(isinstance(w, Opener) and w.nbytes >= most for w in works)
+
+
+@pytest.mark.parametrize(
+    ("key", "n_workers", "copied_nbytes"),
+    [
+        (slice(0, 2 * KIB), 4, 0),  # whole inner chunks are not copied
+        (slice(KIB // 2, 3 * KIB // 2), 1, KIB // 2),
+        (slice(KIB // 2, 3 * KIB // 2), 4, KIB),  # no more than is fetched
+    ],
+)
+def test_what_threads_copy_of_plain_inner_chunks_counts_as_fetched(
+    key, n_workers, copied_nbytes, tmp_path
+):
+    n = 4 * KIB
+    meta = document(
+        (n,), (n,), sharding((KIB,), codecs=[LITTLE], index_codecs=[LITTLE])
+    )
+    entries = np.stack([np.arange(4) * KIB, np.full(4, KIB)], axis=1).astype("<u8")
+    a, _ = asked(put(tmp_path, meta, c_0=bytes(n) + entries.tobytes()))
+    selection = basic(key, a.shape)
+    job = host_job(a.source, [selection], [np.empty(selection.shape, "u1")], Tally())
+    (block,) = job.plan.blocks()
+    (work,) = ranges.range_tasks(job, block, n_workers)
+    assert work.nbytes == selection.shape[0] + copied_nbytes
 
 
 def test_a_conversion_reads_large_inner_chunks_one_at_a_time(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ import gpushard
 from damaged_arrays import on_host, opened
 from gpushard import ObjectChangedError
 from gpushard.errors import ObjectDeletedError
-from gpushard.reading import read, results
+from gpushard.reading import read, results, rounds
+from gpushard.selecting import expressions
 from strategies import slices
 from tiny_bounds import tiny_bounds
 
@@ -147,6 +148,25 @@ def test_selections_are_one_batch_as_long_as_their_columns_fit(tmp_path, monkeyp
     expected = [np.arange(4000)[key] for key in listed]
     a = gpushard.open_array(tmp_path)
     assert n_batches(monkeypatch, a, listed, expected) == [7]
+
+
+@pytest.mark.parametrize("index", ["oindex", "vindex"])
+def test_tables_that_a_reader_makes_count_as_columns(index, tmp_path):
+    put(tmp_path, np.arange(40, dtype="i4"), shards=(40,), chunks=(20,))
+    options = gpushard.Options(memory_limit=2 * 200 * 10)
+    source = gpushard.open_array(tmp_path, options=options).source
+    parse = expressions.orthogonal if index == "oindex" else expressions.points
+    wanted = [parse((np.arange(10),), (40,))] * 2
+    sizes: list[int] = []
+    for tables_nbytes in (0, 1000):
+        rounds.read_in_rounds(
+            source,
+            wanted,
+            [None, None],
+            lambda _, selections, outs: sizes.append(len(selections)),
+            tables_nbytes,
+        )
+    assert sizes == [2, 1, 1]
 
 
 def test_selections_that_are_cut_are_read_beside_those_that_are_not(tmp_path):

@@ -244,6 +244,16 @@ def test_indexes_of_neighbouring_nested_shards_come_in_one_request(kind, monkeyp
     assert asked[3:] == [1]
 
 
+def test_points_of_large_elements_go_the_general_way(small_reads):
+    values = np.array([bytes([65 + k]) * (1 << 16) for k in range(20)], "S65536")
+    z = zarr.create_array(MemoryStore(), data=values, chunks=(20,), zarr_format=2)
+    a = gpushard.open_array(z.store)
+    order = np.arange(20)[::-1]
+    assert_same_bits(a.vindex[order], values[order])
+    assert_same_bits(a.vindex[order[:3]], values[order[:3]])
+    assert small_reads == [False, True]
+
+
 @pytest.mark.parametrize("n", [0, 8])
 def test_a_short_raw_chunk_is_refused_where_the_store_tells_no_size(n, monkeypatch):
     objects: dict = {}

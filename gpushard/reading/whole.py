@@ -137,7 +137,7 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
             answers, _ = _fetch(job, block, is_usual=False)
             run_tasks(_reading(job, block, answers, n_workers), 1)
         return ()
-    if is_large.any() and layout.levels and not layout.object_codecs:
+    if is_large.any() and not layout.object_codecs:
         # Such a shard is mostly gaps, so only its wanted ranges are read.
         run_tasks(range_tasks(job, rows_of(block, is_large), n_workers=1), 1)
         if is_large.all():
