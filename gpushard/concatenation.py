@@ -263,8 +263,7 @@ class ConcatArray(NumpyLike):
         try:
             yield
         except GpushardError as error:
-            if error.array_path is None:
-                error.add_context(array_path=self._label)
+            error.add_context(array_path=self._label)
             raise
 
     def _read_by(self, parse: Parse, key: Any) -> Any:

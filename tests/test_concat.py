@@ -162,6 +162,24 @@ def test_what_is_planned_is_read_before_elements_that_are_listed(monkeypatch):
     assert steps == [1, "rounds", "rounds", 0]
 
 
+def uneven(*lengths) -> gpushard.Array:
+    """Array of no elements that are stored; chunks of a list of lengths differ."""
+    meta = document([sum(n) if isinstance(n, list) else 4 for n in lengths], (), LITTLE)
+    shapes = {"kind": "inline", "chunk_shapes": lengths}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": shapes}
+    return gpushard.open_array(held({"zarr.json": json.dumps(meta).encode()}))
+
+
+def test_the_block_of_joined_arrays_is_a_shard_that_all_have_in_line():
+    a, b, c = (
+        stored(np.zeros((n, 4), "u1"), (1, 2), shards)
+        for n, shards in ((6, (3, 4)), (5, (3, 4)), (3, (3, 2)))
+    )
+    assert gpushard.concat([a, b]).block_shape == (3, 4)
+    for arrays in ([b, a], [a, c], [uneven([2, 1], 4)], [uneven(4, [1, 2])]):
+        assert gpushard.concat(arrays).block_shape is None
+
+
 def test_one_array_is_enough():
     values = np.arange(5)
     assert_same_bits(gpushard.concat([stored(values, (2,))])[::-1], values[::-1])

@@ -285,6 +285,12 @@ def test_a_malformed_group_is_refused_with_its_json_path(changes, error, json_pa
     assert caught.value.array_path == "g"
 
 
+def test_a_node_that_is_neither_array_nor_group_is_not_taken_for_an_array():
+    store = DocumentStore({"zarr.json": {**GROUP, "node_type": "table"}})
+    with pytest.raises(MetadataError, match="this is no group"):
+        load_group(store, "")
+
+
 def test_a_group_member_that_need_not_be_understood_is_ignored():
     document = {**GROUP, "future": {"must_understand": False}}
     assert load_group(DocumentStore({"zarr.json": document}), "").children == {}

@@ -22,10 +22,11 @@ from zarr.codecs import (
     ZstdCodec,
 )
 
+from gpushard.codecs.blosc_frame import parse_header
 from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
-from gpushard.pipeline import HostPipeline
+from gpushard.pipeline import HostPipeline, NoRoomError
 
 BYTES_LE = CodecSpec("bytes", {"endian": "little"}, "codecs[0]")
 BYTES_BE = CodecSpec("bytes", {"endian": "big"}, "codecs[0]")
@@ -359,6 +360,22 @@ def test_object_codecs_are_undone_last_to_first() -> None:
     assert bytes(ObjectCodecs(()).decode(raw, 5000)) == raw
     with pytest.raises(CorruptShardError, match="at most"):
         ObjectCodecs(specs).decode(encoded, 4999)
+
+
+def test_a_part_that_no_decoder_takes_alone_needs_room_for_all() -> None:
+    array = np.arange(1 << 16, dtype="i4").reshape(256, 256)
+    codec = BloscCodec(typesize=4, cname="lz4", shuffle="shuffle", blocksize=8192)
+    data, pipeline = written(array, compressors=[codec])
+    encoded = np.frombuffer(data, np.uint8)
+    working = pipeline.working_nbytes(array.shape)
+    block = parse_header(encoded, "blosc").block_nbytes
+    assert pipeline.holds_ranges
+    for wanted, needed in [((0, 4096), 3 * block), ((0, array.nbytes), working)]:
+        with pytest.raises(NoRoomError) as caught:
+            pipeline.decode(encoded, array.shape, wanted, needed - 1)
+        assert caught.value.nbytes == needed
+        found = pipeline.decode(encoded, array.shape, wanted, needed)
+        np.testing.assert_array_equal(found.reshape(-1)[:1024], np.arange(1024))
 
 
 def test_threads_share_a_pipeline() -> None:
