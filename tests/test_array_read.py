@@ -141,6 +141,23 @@ def test_read_many_gives_one_result_a_selection(a):
     assert a.read_many([]) == []
 
 
+def test_an_inner_chunk_that_several_selections_need_is_decoded_once(
+    place, monkeypatch
+):
+    options = Options(small_read_chunks=0, compile_nbytes=2**62)
+    a = gpushard.open_array(place, device="cpu", options=options)
+    kind, decoded = type(a.source.pipeline), []
+    decode = kind.decode
+
+    def noted(self, *given):
+        decoded.append(self is a.source.pipeline)  # other chains are of indexes
+        return decode(self, *given)
+
+    monkeypatch.setattr(kind, "decode", noted)
+    a.read_many([np.s_[:5, :7], ..., np.s_[2:18, 9:11], 3])
+    assert sum(decoded) == 15
+
+
 def test_read_many_writes_into_your_arrays(a):
     outs = [np.empty((20, 30), "f4"), None]
     first, second = a.read_many([..., 4], out=outs)
