@@ -217,6 +217,15 @@ def test_a_report_counts_shards_inner_chunks_and_bytes(place, a):
     assert report.milliseconds["total"] > 0
 
 
+def test_a_report_counts_bytes_of_objects_that_are_fetched_whole_once():
+    objects: dict = {}
+    values = np.arange(600, dtype="i4").reshape(20, 30)
+    zarr.create_array(MemoryStore(objects), data=values, chunks=(10, 10))
+    report = gpushard.open_array(MemoryStore(objects)).explain()
+    stored = sum(len(data) for key, data in objects.items() if key.startswith("c/"))
+    assert (report.payload_nbytes, report.gap_nbytes) == (stored, 0)
+
+
 def test_a_report_names_codecs_and_prints_and_becomes_json(a):
     report = a.explain(np.s_[0, 0])
     assert [c.codec for c in report.codecs] == ["zstd", "bytes"]

@@ -269,6 +269,9 @@ def test_sizes_that_are_known_beforehand() -> None:
     assert packed.payload_nbytes((3, 4)) == 3
     assert compiled("<i4", "crc32c").encoded_limit((3, 4)) == 52
     assert compiled("<i4", "zstd").encoded_limit((256, 256)) == 2**19 + 2**16
+    delta = CodecSpec("numcodecs.delta", {"dtype": "<i4"}, "codecs[0]")
+    checked = compiled("i4", "crc32c", "zstd", array_array=(delta,))
+    assert checked.working_nbytes((100,)) == 404 + 400  # the checksum copies nothing
 
 
 @pytest.mark.parametrize("endian", ["little", "big"])
