@@ -294,3 +294,16 @@ def test_an_array_of_32_axes_is_read():
     assert_same_bits(a[...], values)
     assert_same_bits(a[(0,) * 30], values[(0,) * 30])
     assert_same_bits(a[..., ::-1, 1:], values[..., ::-1, 1:])
+
+
+@pytest.mark.parametrize("n_small", [0, 16])
+def test_the_inner_chunk_that_is_cut_off_is_named_and_not_the_one_before(n_small):
+    at_start = sharding(
+        (4,), codecs=[LITTLE], index_codecs=[LITTLE], index_location="start"
+    )
+    index = np.array([[32, 4], [36, 4]], "<u8").tobytes()
+    options = Options(small_read_chunks=n_small, compile_nbytes=2**62)
+    a = opened(document((8,), (8,), at_start), options, **{"0": index + bytes(4)})
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        a[...]
+    assert caught.value.inner_chunk == (1,)
