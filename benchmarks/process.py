@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,16 @@ class Process:
             return json.loads(line)
         return {"refused": f"its process ended with status {self._process.wait()}"}
 
-    def ask(self, **command: Any) -> dict[str, Any]:
-        """Answer to a command."""
+    def send(self, **command: Any) -> None:
+        """Have it answer a command; `receive` waits for that."""
         assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
-        try:
+        with suppress(BrokenPipeError):  # which `receive` tells of
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            return {"refused": f"its process ended with status {self._process.wait()}"}
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        """Answer to a command."""
+        self.send(**command)
         return self.receive()
 
     def close(self) -> None:

@@ -189,6 +189,7 @@ class Suite:
         """Contenders that have opened the array, and why the others have not."""
         names = [n for n in self.settings.contenders if n not in self.absent]
         processes = [Process(name) for name in names]
+        present: list[Process] = []
         team: list[Contender] = []
         refusals: dict[str, Row] = {}
         try:
@@ -198,7 +199,11 @@ class Suite:
                     self.absent[process.name] = next(iter(hello.values()))
                     continue
                 self.versions[process.name] = hello["versions"]
-                answer = process.ask(do="open", path=str(path), shape=config.shape)
+                present.append(process)
+                # Side by side, as opening imports libraries.
+                process.send(do="open", path=str(path), shape=config.shape)
+            for process in present:
+                answer = process.receive()
                 if "refused" in answer:
                     refusals[process.name] = answer
                 else:
