@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import platform
+import warnings
 from contextlib import contextmanager
 from functools import cache
 
@@ -41,7 +42,7 @@ from selection_strategies import (
     point_keys,
     take_orthogonal,
 )
-from zarr_oracle import assert_same_bits, held, native
+from zarr_oracle import StoredArray, assert_same_bits, held, native
 
 need_fast_packages()
 
@@ -239,6 +240,25 @@ def test_damaged_inner_chunks_are_told_of_and_cast(seen):
     got = a.read(dtype="f8", errors=found.append)
     assert_same_bits(got, a.read(errors=native.append).astype("f8"))
     assert list(map(str, found)) == list(map(str, native)) != []
+    assert seen.n_left > 0
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_what_the_loops_leave_to_python_is_cast_without_a_warning(
+    seen, tmp_path, is_local
+):
+    objects = dict(stored([ZSTD], "float32").objects)
+    objects["zarr.json"] = objects["zarr.json"].replace(
+        b'"fill_value": 0', b'"fill_value": 1e20'
+    )
+    objects["c/0/0"] = b"\xff" * 40 + objects["c/0/0"][40:]
+    array = StoredArray(objects, VALUES)
+    place = array.placed("local", tmp_path) if is_local else held(objects)
+    a = gpushard.open_array(place, options=FUSED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = a.read(dtype="f2", errors=lambda _: None)
+    assert np.isinf(got[:32, :16]).all()
     assert seen.n_left > 0
 
 

@@ -176,6 +176,21 @@ def test_a_cast_that_overflows_warns_nobody(tmp_path, small_read_chunks):
         assert np.isinf(a.read(dtype="f2")).all()
 
 
+@pytest.mark.parametrize("compile_nbytes", [0, 2**62])
+@pytest.mark.parametrize("shards", [None, (4, 4)])
+def test_a_fill_value_that_overflows_warns_nobody(tmp_path, shards, compile_nbytes):
+    grid = {"shape": (8, 4), "chunks": (2, 2), "shards": shards}
+    gpushard.create_array(tmp_path, dtype="f4", fill_value=1e20, **grid)[:1] = 0
+    options = gpushard.Options(small_read_chunks=0, compile_nbytes=compile_nbytes)
+    a = gpushard.open_array(tmp_path, options=options)
+    want = [False] + [True] * 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isinf(a.read(dtype="f2")[:, 0]).tolist() == want
+        (batch,) = gpushard.Loader(a, batch_size=8, dtype="f2", num_threads=1)
+    assert np.isinf(batch[:, 0]).tolist() == want
+
+
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -24,6 +24,8 @@ from gpushard.stores.base import ByteRequest
 
 _RUN_ROWS = 4096
 _NOTHING = np.empty(0)
+# NumPy need not warn of a cast that overflows: the caller asked for the cast.
+_NO_WARNINGS: dict[str, Any] = {"all": "ignore"}
 
 
 class HostSink:
@@ -70,13 +72,14 @@ class HostSink:
         value = job.source.layout.fill_value
         for some in _runs(rows):
             indexes = self._indexes(block, some)
-            for p in block.part[some].tolist():
-                self._targets[p].fill(next(indexes[p]), value)
+            with np.errstate(**_NO_WARNINGS):
+                for p in block.part[some].tolist():
+                    self._targets[p].fill(next(indexes[p]), value)
 
     def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
         """Write the wanted elements of inner chunks that are kept decoded."""
         indexes = self._indexes(block, rows)
-        with np.errstate(all="ignore"):
+        with np.errstate(**_NO_WARNINGS):
             for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
                 chunk = elements_of(job.source, kept.hold.bytes_of(kept.nth.item(row)))
                 self._targets[p].place(next(indexes[p]), chunk)
@@ -86,10 +89,8 @@ class HostSink:
 
         Raises `CorruptShardError` if an inner chunk is damaged.
         """
-        # NumPy need not warn of a cast that overflows: the caller asked for the cast.
-        with np.errstate(all="ignore"):
-            for answer in fetched:
-                self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
+        for answer in fetched:
+            self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
 
     def place_some(
         self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
@@ -97,8 +98,9 @@ class HostSink:
         """Decode and write some of the inner chunks in a request; raises as `place`."""
         r, fetched = answer
         base = int(ranged.requests.start[r])
-        for some in _runs(rows):
-            self._place_rows(job, ranged, some, fetched, base)
+        with np.errstate(**_NO_WARNINGS):
+            for some in _runs(rows):
+                self._place_rows(job, ranged, some, fetched, base)
 
     def direct(self, job: Job) -> None:
         """Return None: this sink always takes the general path."""
