@@ -6,6 +6,7 @@ import array
 import json
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -67,6 +68,13 @@ def test_what_numpy_can_view_is_written_through():
     plain = bytearray(4)
     usable_output(memoryview(plain), (4,), INT32)[...] = 7
     assert plain == b"\7\7\7\7"
+
+
+def test_an_output_is_viewed_while_another_thread_imports_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    tensor = Viewable((2, 3))
+    usable_output(tensor, (2, 3), INT32)[...] = 7
+    assert np.all(tensor.held == 7)
 
 
 def test_an_output_of_another_shape_is_refused_with_both():

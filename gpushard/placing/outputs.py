@@ -125,8 +125,9 @@ def _viewed(out: Any) -> NDArray[Any]:
 
 
 def _asked_for_view(out: Any) -> NDArray[Any]:
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
-    if torch is not None and isinstance(out, torch.Tensor) and not out.requires_grad:
+    # Whoever has a tensor has imported torch. Others may just be importing it.
+    torch: Any = sys.modules.get("torch")
+    if isinstance(out, getattr(torch, "Tensor", ())) and not out.requires_grad:
         name = _name_of_torchs(out.dtype)
         if name in SMALL_FLOAT_NAMES:  # torch hands NumPy only what NumPy knows
             dtype = dtype_of_numbers(name)
