@@ -99,11 +99,18 @@ class Field:
     def steps(self) -> tuple[Conversion, Conversion]:
         """What a read on the host does of the conversion, and what is left after it."""
         whole = self.conversion
-        if whole.factors is None and all(
+        # Rows that are gathered exist twice; the first time they stay narrow.
+        is_left = whole.factors is not None or (whole.widens and self.gathers_rows)
+        if is_left or not all(
             casts_into(member.source, whole.dtype) for member in self.members
         ):
-            return whole, Conversion(whole.dtype, whole.dtype)
-        return Conversion(whole.stored, whole.stored), whole
+            return Conversion(whole.stored, whole.stored), whole
+        return whole, Conversion(whole.dtype, whole.dtype)
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether a read on the host puts rows next to each other, in no order yet."""
+        return self.lists_rows and not self._has_long_rows
 
     @property
     def lands_in_place(self) -> bool:

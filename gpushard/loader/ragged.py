@@ -85,6 +85,11 @@ class RaggedField(Field):
         return False
 
     @property
+    def gathers_rows(self) -> bool:
+        """See `Field`: samples are read in their order."""
+        return False
+
+    @property
     def load_nbytes(self) -> int:
         """Mean memory for a sample during the read, in bytes."""
         return int(self._mean_length * self.row_nbytes) + _COLUMNS_NBYTES
