@@ -113,13 +113,13 @@ def _half_of(builder: Any, single: Any) -> Any:
     return builder.trunc(builder.or_(found, sign), ir.IntType(16))
 
 
-def _single_of_brain(builder: Any, half: Any) -> Any:
+def _single_of_bfloat16(builder: Any, half: Any) -> Any:
     """The float32 of which a bfloat16 is the upper half."""
     bits = builder.shl(builder.zext(half, _INT32), _bits(16))
     return builder.bitcast(bits, ir.FloatType())
 
 
-def _brain_of(builder: Any, single: Any) -> Any:
+def _bfloat16_of(builder: Any, single: Any) -> Any:
     """Bits of the bfloat16 next to a float32, ties to even; NaN as ml_dtypes' own."""
     bits = builder.bitcast(single, _INT32)
     odd = builder.and_(builder.lshr(bits, _bits(16)), _bits(1))
@@ -140,7 +140,7 @@ class _Half(NamedTuple):
 
 _HALVES = {
     "f2": _Half(_single_of, _half_of),
-    "bfloat16": _Half(_single_of_brain, _brain_of),
+    "bfloat16": _Half(_single_of_bfloat16, _bfloat16_of),
 }
 
 # Called without the arguments that numba adds, which type checkers do not know.

@@ -35,7 +35,7 @@ def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         raise SelectionError(
             "dtype= does not name a data type",
             got=repr(dtype),
-            hint="pass what numpy.dtype accepts, such as 'float32', or 'bfloat16'",
+            hint="pass what numpy.dtype accepts, such as 'float32' or 'bfloat16'",
         ) from error
 
 
