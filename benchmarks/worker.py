@@ -61,8 +61,11 @@ class Worker:
     def _open(self, path: Path, shape: Shape) -> dict[str, Any]:
         self._handle = None
         self._directory = f"{path.parent}/"
+        gc.unfreeze()
         self._handle = self._contender.open_array(path)
         self._shape = shape
+        # What libraries are made of is not looked at again before every read.
+        gc.freeze()
         return {"opened": True}
 
     def _run(self, reads: list[Read], *, verify: bool) -> dict[str, Any]:
