@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +28,21 @@ sizes = {
     "world_size": st.integers(1, 7),
 }
 ways = st.sampled_from(["drop", "pad", "allow"])
+
+BESIDE_AN_IMPORT = """
+import importlib, sys, threading
+import gpushard
+from loader_data import labels
+
+sys.is_importing = threading.Event()
+thread = threading.Thread(target=importlib.import_module, args=["torch.utils.data"])
+array = labels()
+thread.start()
+assert sys.is_importing.wait(20)
+gpushard.Loader(array)
+assert sys.modules["torch.utils.data"].IterableDataset.kinds
+thread.join()
+"""
 
 
 def shares(n, batch_size, world_size, uneven, drop_last=False):
@@ -177,6 +194,36 @@ def test_a_process_group_is_asked_before_the_launcher_and_jax_after_it(monkeypat
     assert find_ranks(None, None) == (1, 3)
     monkeypatch.setitem(sys.modules, "torch.distributed", group(5, 6, is_there=True))
     assert find_ranks(None, None) == (5, 6)
+
+
+@pytest.mark.parametrize("named", ["torch.distributed", "jax"])
+def test_a_library_that_another_thread_is_importing_knows_no_ranks(monkeypatch, named):
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setitem(sys.modules, named, ModuleType(named))
+    assert find_ranks(None, None) == (0, 1)
+
+
+def test_a_loader_made_while_another_thread_imports_torch_waits_for_it(tmp_path):
+    """`DataLoader` would index a loader that it was not told of."""
+    package = tmp_path / "torch" / "utils"
+    package.mkdir(parents=True)
+    for directory in (package, package.parent):
+        (directory / "__init__.py").touch()
+    (package / "data.py").write_text(
+        "import sys, time\n"
+        "sys.is_importing.set()\n"
+        "time.sleep(0.05)\n"
+        "class IterableDataset:\n"
+        "    kinds = []\n"
+        "    register = kinds.append\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    subprocess.run(
+        [sys.executable, "-c", BESIDE_AN_IMPORT],
+        env={**os.environ, "PYTHONPATH": paths},
+        check=True,
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize("given", [(0, None), (None, 2), (2, 2), (-1, 2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from gpushard.errors import OptionError
 
@@ -63,15 +64,20 @@ def refuse_other_ranks(ranks: Ranks) -> None:
 
 
 def _told() -> Iterator[Ranks]:
-    # A process group implies that its package is imported, so this imports nothing.
-    torch = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_available() and torch.is_initialized():
+    # A process group implies that its package is imported, so this imports nothing. Of
+    # one that another thread is just importing, names are missing.
+    torch: Any = sys.modules.get("torch.distributed")
+    if getattr(torch, "is_initialized", _never)():
         yield torch.get_rank(), torch.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         yield _number("RANK"), _number("WORLD_SIZE")
-    jax = sys.modules.get("jax")
-    if jax is not None and jax.distributed.is_initialized():
+    jax: Any = sys.modules.get("jax")
+    if getattr(getattr(jax, "distributed", None), "is_initialized", _never)():
         yield jax.process_index(), jax.process_count()
+
+
+def _never() -> bool:
+    return False
 
 
 def _number(name: str) -> int:

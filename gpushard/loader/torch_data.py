@@ -5,14 +5,16 @@ This module imports nothing of torch: whoever uses torch has imported it.
 
 from __future__ import annotations
 
+import importlib
 import sys
+from types import ModuleType
 
 from gpushard.errors import UnsupportedError
 
 
 def tell_torch(kind: type) -> None:
     """Let torch's `DataLoader` iterate over objects of `kind`, and not index them."""
-    data = sys.modules.get("torch.utils.data")
+    data = _imported()
     if data is not None:
         data.IterableDataset.register(kind)
 
@@ -30,7 +32,7 @@ def refuse_workers(*, device: bool) -> None:
     UnsupportedError
         This is one of several workers, or any worker if batches are on a device.
     """
-    data = sys.modules.get("torch.utils.data")
+    data = _imported()
     worker = None if data is None else data.get_worker_info()
     if worker is None or not (device or worker.num_workers > 1):
         return
@@ -41,3 +43,9 @@ def refuse_workers(*, device: bool) -> None:
         got=f"num_workers={worker.num_workers}",
         hint="pass num_workers=0: the loader reads ahead in threads",
     )
+
+
+def _imported() -> ModuleType | None:
+    name = "torch.utils.data"
+    # Waits for another thread that is just importing it.
+    return importlib.import_module(name) if name in sys.modules else None
