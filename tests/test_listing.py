@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from functools import partial
+from math import prod
 from unittest import mock
 
 import numpy as np
@@ -48,14 +49,18 @@ def listings(draw):
     if draw(st.booleans()):
         mask = draw(masks(extents))
         return partial(TrueElements, strided(mask, turn)), np.nonzero(mask)
-    n = draw(st.integers(1, 40))
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
     dtype = draw(st.sampled_from(["i8", ">i8", "i4", "i1"]))
-    arrays = [
-        np.array(draw(st.lists(st.integers(-e, e - 1), min_size=n, max_size=n)), dtype)
-        for e in extents
-    ]
-    wrapped = [np.arange(e)[a] for e, a in zip(extents, arrays, strict=True)]
-    return partial(IndexArrays, [strided(a, turn) for a in arrays], extents), wrapped
+    arrays = []
+    for e in extents:  # each the same along some axes, as NumPy broadcasts it
+        own = tuple(draw(st.sampled_from([1, n])) for n in shape)
+        values = st.lists(
+            st.integers(-e, e - 1), min_size=prod(own), max_size=prod(own)
+        )
+        made = strided(np.array(draw(values), dtype).reshape(own), turn)
+        arrays.append(np.broadcast_to(made, shape))
+    wrapped = [np.arange(e)[a.ravel()] for e, a in zip(extents, arrays, strict=True)]
+    return partial(IndexArrays, arrays, extents), wrapped
 
 
 def same(block, coordinates, out_index):

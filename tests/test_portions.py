@@ -85,15 +85,17 @@ def test_portions_are_the_elements_each_once_by_shard(drawn, most, size, counts_
         assert n_portions == 1 or in_chunk[chunk] > most
 
 
-@given(listed())
-def test_the_objects_of_a_selection_are_those_that_its_plan_reads(drawn):
+@given(listed(), st.integers(1, 9))
+def test_the_objects_of_a_split_group_are_those_that_its_plan_reads(drawn, most):
     layout, parse, key = drawn
-    selection = laid_out(parse(key, layout.shape))
-    planned = sts.pieces_of(plan_read(layout, [selection]))
-    expected = {tuple(row) for block in planned for row in block.shard_coords.tolist()}
-    found = list(objects_of(selection, layout))
-    assert set(found) == expected
-    assert len(found) == len(expected)
+    with tiny_bounds(block=3, counts_log2=2):
+        for group in groups_of(parse(key, layout.shape), layout, most):
+            if group.is_split:
+                planned = sts.pieces_of(plan_read(layout, list(group.portions())))
+                read = {tuple(row) for b in planned for row in b.shard_coords.tolist()}
+                found = list(objects_of(group, layout))
+                assert set(found) == read
+                assert len(found) == len(read)
 
 
 class Counted(IndexArrays):
@@ -142,8 +144,12 @@ def test_points_of_a_grid_that_cannot_be_counted_are_cut_all_the_same():
     key = (rows, rows[::-1])
     with tiny_bounds():
         selection = points(key, layout.shape)
-        groups = [list(g.portions()) for g in groups_of(selection, layout, 2)]
+        cut = list(groups_of(selection, layout, 2))
+        groups = [list(group.portions()) for group in cut]
         planned = sts.pieces_of(plan_read(layout, [laid_out(selection)]))
+        for group, some in zip(cut, groups, strict=True):
+            touched = [c for one in some for c in cells(one.coordinates, axes)]
+            assert set(objects_of(group, layout)) == set(touched)
     assert sum(block.n_chunks for block in planned) == 4
     found = [
         (out_index, *coordinates)

@@ -179,9 +179,7 @@ def _read_unchanged(
         A shard was replaced during both attempts, or was deleted.
     """
     for is_last in (False, True):
-        first = next(group.portions())
-        objects = list(objects_of(first, source.layout))
-        del first
+        objects = list(objects_of(group, source.layout))
         before = list(_versions(source, objects))
         read_all(group)
         is_same = True

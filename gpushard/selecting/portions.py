@@ -23,7 +23,7 @@ from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selecting.listing import ListedBlock, joined
 from gpushard.selecting.numbering import Numbers, chunk_digits, numbers_of, shard_digits
 from gpushard.selecting.projection import cells_of_slice
-from gpushard.selecting.selection import Ints, Listed, Points, Selection, SliceAxis
+from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
 
 # Counts held at a time: 512 KiB.
 _COUNTS_LOG2 = 16
@@ -123,7 +123,8 @@ class Group(NamedTuple):
         highest = np.full(len(self.numbers), -1, np.int64)
         for i, number in enumerate(self.numbers.tolist()):
             block = self.listed.listing.block(number)
-            key = self._next_key(block)[self._rows(block)]
+            key = self._next_key(block)
+            key = key[self._rows(block, key)]
             if len(key):
                 lowest[i], highest[i] = key.min(), key.max()
                 counts += np.bincount((key - self.low) >> shift, minlength=len(counts))
@@ -132,9 +133,8 @@ class Group(NamedTuple):
     def _next_key(self, block: ListedBlock) -> Ints:
         return self.keys[len(self.fixed)].of(block.coordinates)
 
-    def _rows(self, block: ListedBlock) -> NDArray[np.bool_]:
-        """Which elements of a block belong to the group."""
-        key = self._next_key(block)
+    def _rows(self, block: ListedBlock, key: Ints) -> NDArray[np.bool_]:
+        """Which elements of a block, with their next key, belong to the group."""
         rows = (key >= self.low) & (key < self.high)
         for known, value in zip(self.keys, self.fixed, strict=False):
             rows &= known.of(block.coordinates) == value
@@ -143,7 +143,7 @@ class Group(NamedTuple):
     def _matching(self) -> Iterator[ListedBlock]:
         for number in self.numbers.tolist():
             block = self.listed.listing.block(number)
-            rows = self._rows(block)
+            rows = self._rows(block, self._next_key(block))
             yield block if rows.all() else block.at(rows)
 
     def _in_order(self) -> Iterator[ListedBlock]:
@@ -193,17 +193,33 @@ def groups_of(
     yield from Group(listed, keys, most, (), 0, 0, listing.n_elements, numbers).by_key()
 
 
-def objects_of(selection: Selection, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
-    """Coordinates of the stored objects that a selection touches."""
-    if isinstance(selection, Points):
-        along = zip(selection.coordinates, layout.axes, strict=True)
-        cells = np.stack([outer.cell_at(c) for c, outer in along])
-        return map(tuple, np.unique(cells, axis=1).T.tolist())
-    touched: list[list[int]] = []
-    for taken, outer in zip(selection.axes, layout.axes, strict=True):
-        if isinstance(taken, SliceAxis):
-            cell = cells_of_slice(taken, outer)
+def objects_of(group: Group, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
+    """Coordinates of the stored objects that a split group touches."""
+    listed = group.listed
+    if listed.around is None:
+        yield from _cells_of(group, layout.axes)
+        return
+    touched: list[Sequence[int]] = []
+    for d, (taken, outer) in enumerate(
+        zip(listed.around.axes, layout.axes, strict=True)
+    ):
+        if d == listed.axis:
+            touched.append(group.cell)
+        elif isinstance(taken, SliceAxis):
+            touched.append(cells_of_slice(taken, outer).tolist())
         else:
-            cell = np.unique(outer.cell_at(taken.element))
-        touched.append(cell.tolist())
-    return product(*touched)
+            touched.append(np.unique(outer.cell_at(taken.element)).tolist())
+    yield from product(*touched)
+
+
+def _cells_of(group: Group, axes: Sequence[GridAxis]) -> Iterator[tuple[int, ...]]:
+    """Cells of points: one, if a single number tells all its coordinates."""
+    if len(group.cell) == len(axes):
+        return iter([group.cell])
+    blocks = group.blocks()
+    return iter({cell for block in blocks for cell in _cells_in(block, axes)})
+
+
+def _cells_in(block: ListedBlock, axes: Sequence[GridAxis]) -> set[tuple[int, ...]]:
+    along = zip(block.coordinates, axes, strict=True)
+    return set(zip(*[outer.cell_at(c).tolist() for c, outer in along], strict=True))
