@@ -13,6 +13,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from gpushard.array import Array
+from gpushard.integrations.xarray_points import read_points
 from gpushard.selecting import expressions
 
 FILL_VALUES = ("_FillValue", "missing_value")
@@ -42,18 +43,9 @@ class LazyArray(_Awaitable):
         self.dtype = array.dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        if isinstance(key, indexing.VectorizedIndexer) and not any(
-            isinstance(k, slice) for k in key.tuple
-        ):
-            return self.array.read(expressions.points(key.tuple, self.shape))
-        # For points along some axes only, xarray picks them from a grid that is read.
-        support = indexing.IndexingSupport.OUTER
-        return indexing.explicit_indexing_adapter(
-            key, self.shape, support, self._read_grid
-        )
-
-    def _read_grid(self, key: tuple[Any, ...]) -> Any:
-        return self.array.read(expressions.orthogonal(key, self.shape))
+        if isinstance(key, indexing.VectorizedIndexer):
+            return read_points(self.array, key.tuple)
+        return self.array.read(expressions.orthogonal(key.tuple, self.shape))
 
 
 @dataclass(frozen=True)
