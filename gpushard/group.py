@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,16 @@ from gpushard.errors import (
     MetadataError,
     NoSuchArrayError,
     NotFoundError,
+    StoreError,
+    UnsupportedError,
     naming,
 )
-from gpushard.hierarchies.documents import GroupDocument, cannot_list, join
+from gpushard.hierarchies.documents import (
+    Contents,
+    GroupDocument,
+    cannot_list,
+    join,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import group_below, load_array, load_group, parse_array
 from gpushard.nearby import hinting
@@ -81,8 +89,9 @@ class Group(Mapping[str, Array]):
     nodes there; `groups` has the names of the groups. An array is opened when it is
     asked for; a broken node then raises its error.
 
-    Web servers cannot list. Without consolidated metadata, arrays and groups are then
-    found by name only, and asking for names raises a `StoreError`.
+    Without consolidated metadata, the first question for names lists the store and
+    reads the documents of all children. Web servers cannot list; arrays and groups are
+    then found by name only, and asking for names raises a `StoreError`.
 
     Parameters
     ----------
@@ -102,6 +111,7 @@ class Group(Mapping[str, Array]):
     ) -> None:
         self._store = store
         self._document = document
+        self._contents = document.known
         self._device = device
         self._options = options
         self._reads_consolidated = reads_consolidated
@@ -173,32 +183,48 @@ class Group(Mapping[str, Array]):
             return array_over(layout, self._store, self._device, self._options)
 
     def _layout(self, name: str) -> ArrayLayout:
-        self._refuse_broken(name)
-        known = self._document.documents.get(name)
-        place = self._join(name)
         try:
-            if known is not None and known.get("node_type") == "array":
-                return parse_array(known, place, self._options)
-            return load_array(self._store, place, self._options)
+            return self._found(name)
         except MetadataError as error:
-            if error.json_path != "node_type" or error.hint is None:
+            if not _is_of_a_group(error):
                 raise
-            raise NoSuchArrayError(  # the error was `group_instead`
+            raise NoSuchArrayError(
                 f"{name!r} is a group, not an array",
                 array_path=self.path,
                 hint=f"open it with group({name!r})",
             ) from error
         except NotFoundError as error:
-            names = self._document.children
+            names = self._names_as_hint()
             raise NoSuchArrayError(
                 f"the group has no array {name!r}",
                 array_path=self.path,
                 hint=f"it has {likely_names(name, names)}" if names else None,
             ) from error
 
+    def _found(self, name: str) -> ArrayLayout:
+        self._refuse_broken(name)
+        contents, place = self._contents, self._join(name)
+        known = None if contents is None else contents.documents.get(name)
+        if known is not None and known.get("node_type") == "array":
+            return parse_array(known, place, self._options)
+        return load_array(self._store, place, self._options)
+
     def _refuse_broken(self, name: str) -> None:
-        if name in self._document.broken:
-            raise copy(self._document.broken[name])
+        if self._contents is not None and name in self._contents.broken:
+            raise copy(self._contents.broken[name])
+
+    def _names_as_hint(self) -> Collection[str]:
+        try:
+            return self._looked_up().children
+        except StoreError:
+            return ()
+
+    def _looked_up(self) -> Contents:
+        """What lies below the group; listed once, and kept."""
+        if self._contents is None:
+            with naming(self._store, self.path):
+                self._contents = self._document.looked_up()
+        return self._contents
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names("array"))
@@ -207,28 +233,47 @@ class Group(Mapping[str, Array]):
         return len(self._names("array"))
 
     def __contains__(self, name: object) -> bool:
-        is_listed = self._document.is_listed
-        if is_listed and name in self._names("array"):
-            return True
-        if not isinstance(name, str) or (is_listed and "/" not in name):
+        if not isinstance(name, str):
             return False
-        return self.get(name) is not None
+        contents = self._contents
+        if contents is not None and contents.is_listed and "/" not in name:
+            return contents.children.get(name) == "array"
+        try:
+            with naming(self._store, self._join(name)):
+                self._found(name)
+        except NotFoundError:
+            return False
+        except MetadataError as error:
+            return not _is_of_a_group(error)  # other broken nodes are among the names
+        except UnsupportedError:
+            return True
+        return True
 
     def __repr__(self) -> str:
         url = f"{self._store.url}/{self.path}".rstrip("/")
-        if not self._document.is_listed:
+        # A debugger's look is no reason to list a store over a network.
+        if not self._store.costs.prefers_whole_objects:
+            with suppress(StoreError):
+                self._looked_up()
+        if self._contents is None or not self._contents.is_listed:
             return f"<gpushard.Group {url} arrays and groups not listed>"
         return f"<gpushard.Group {url} arrays={list(self)} groups={list(self.groups)}>"
 
     def _names(self, kind: str) -> tuple[str, ...]:
-        if not self._document.is_listed:
+        contents = self._looked_up()
+        if not contents.is_listed:
             with naming(self._store, self.path):
                 raise cannot_list(self.path)
-        children = self._document.children.items()
+        children = contents.children.items()
         return tuple(sorted(name for name, node_type in children if node_type == kind))
 
     def _join(self, name: str) -> str:
         return f"{self.path}/{instance(name, 'name', str)}".strip("/")
+
+
+def _is_of_a_group(error: MetadataError) -> bool:
+    """Whether an array could not be opened because it is a group: `group_instead`."""
+    return error.json_path == "node_type" and error.hint is not None
 
 
 def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
@@ -252,7 +297,12 @@ def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
 def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
     """`top` and all groups below it, by relative path, each before its children.
 
-    A group that cannot be opened is represented by its error.
+    A group below that cannot be opened or listed is represented by its error.
+
+    Raises
+    ------
+    StoreError
+        What lies below `top` cannot be listed.
     """
     # Without recursion: groups may be nested deeper than Python calls.
     waiting: list[tuple[str, Callable[[], Group]]] = [("", lambda: top)]
@@ -260,13 +310,15 @@ def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
         path, opened = waiting.pop()
         try:
             here = opened()
+            names = here.groups
         except GpushardError as error:
+            if not path:
+                raise
             yield path, error
             continue
         yield path, here
         waiting += [
-            (join(path, name), partial(here.group, name))
-            for name in reversed(here.groups)
+            (join(path, name), partial(here.group, name)) for name in reversed(names)
         ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from gpushard.errors import (
@@ -18,7 +19,9 @@ from gpushard.formats.document import as_object, member, refuse_unknown_members,
 from gpushard.hierarchies import draft as draft_hierarchy
 from gpushard.hierarchies import v2 as v2_hierarchy
 from gpushard.hierarchies.documents import (
+    UNLISTED,
     Broken,
+    Contents,
     GroupDocument,
     NodeType,
     array_instead,
@@ -29,7 +32,6 @@ from gpushard.hierarchies.documents import (
     not_consolidated,
     read_document,
     read_documents,
-    unlisted,
 )
 from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
@@ -111,7 +113,7 @@ def parse_document(data: bytes, path: str, options: Options) -> ArrayLayout:
 def load_group(
     store: Store, path: str, *, use_consolidated: bool | None = None
 ) -> GroupDocument:
-    """Group at `path` of a store, with what lies directly below it.
+    """Group at `path` of a store; what lies below it is looked up when asked for.
 
     Consolidated metadata, which may be older than what they are about, are left alone
     if `use_consolidated` is False. If it is True, nothing else will do, and a group
@@ -143,17 +145,12 @@ def load_group(
     except GpushardError as error:
         error.add_context(array_path=path)
         raise
-    is_consolidated = consolidated is not None
-    if use_consolidated and not is_consolidated:
+    if consolidated is not None:
+        contents = Contents(children_of(*consolidated), *consolidated)
+        return GroupDocument(path, attributes, contents, is_consolidated=True)
+    if use_consolidated:
         raise not_consolidated(path)
-    found = consolidated or _read(store, path)
-    if found is None:
-        return unlisted(path, attributes)
-    documents, broken = found
-    children = children_of(documents, broken)
-    if not is_consolidated:
-        broken = {}  # opening such a child reads its document again
-    return GroupDocument(path, attributes, children, documents, is_consolidated, broken)
+    return GroupDocument(path, attributes, partial(_contents, store, path))
 
 
 def names_in(store: Store, path: str) -> list[str]:
@@ -167,7 +164,8 @@ def names_in(store: Store, path: str) -> list[str]:
     document = read_document(store, join(path, _DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
         with suppress(NotFoundError):
-            return [*_load_older_group(store, path, document is None, None).children]
+            group = _load_older_group(store, path, document is None, None)
+            return [*group.looked_up().children]
         return []
     if document.get("node_type") != "group":
         return []
@@ -184,18 +182,19 @@ def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
         Its document is malformed, or has a member that a reader has to understand.
     """
     name = name.strip("/")
-    document = group.documents.get(name)
-    if not group.is_consolidated or document is None:
+    known = group.known
+    if not group.is_consolidated or known is None:
         return None
-    if document["node_type"] != "group":
+    document = known.documents.get(name)
+    if document is None or document["node_type"] != "group":
         return None
     is_v3 = document.get("zarr_format") == 3
     attributes = _attributes_of_group(document) if is_v3 else document["attributes"]
-    documents = _below(name, group.documents)
-    broken = _below(name, group.broken)
-    children = children_of(documents, broken)
+    documents = _below(name, known.documents)
+    broken = _below(name, known.broken)
+    contents = Contents(children_of(documents, broken), documents, broken)
     path = join(group.path, name)
-    return GroupDocument(path, attributes, children, documents, True, broken)
+    return GroupDocument(path, attributes, contents, is_consolidated=True)
 
 
 def _below(name: str, nodes: Mapping[str, _Node]) -> dict[str, _Node]:
@@ -312,12 +311,15 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
     return document
 
 
-def _read(store: Store, path: str) -> _Children | None:
-    """Documents directly below a group; None if the store cannot list."""
+def _contents(store: Store, path: str) -> Contents:
+    """What lies directly below a group."""
     names = store.list_children(path)
     if names is None:
-        return None
+        return UNLISTED
     keys = {join(path, name, _DOCUMENT): name for name in names if name != _DOCUMENT}
     found, unread = read_documents(store, keys)
     nodes, broken = _nodes({keys[key]: found[key] for key in found}, lambda _: "")
-    return nodes, {**broken, **{keys[key]: error for key, error in unread.items()}}
+    # Opening a broken child reads its document again, which raises its error.
+    return Contents(
+        children_of(nodes, {*broken, *map(keys.__getitem__, unread)}), nodes
+    )

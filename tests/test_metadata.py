@@ -18,6 +18,7 @@ from gpushard.errors import (
     UnsupportedError,
 )
 from gpushard.group import Group
+from gpushard.hierarchies.documents import UNLISTED
 from gpushard.metadata import load_array, load_group, parse_array
 from gpushard.options import DEFAULT
 from gpushard.stores.base import Fetched
@@ -219,8 +220,8 @@ def test_a_listed_group_knows_its_children_and_their_documents():
     group = load_group(store, "g")
     assert group.path == "g"
     assert group.attributes == {"title": "t"}
-    assert group.children == {"sub": "group", "x": "array"}
-    assert group.documents["x"] == ARRAY
+    assert group.looked_up().children == {"sub": "group", "x": "array"}
+    assert group.looked_up().documents["x"] == ARRAY
     assert not group.is_consolidated
 
 
@@ -232,8 +233,8 @@ def test_consolidated_metadata_needs_no_listing_and_knows_deeper_nodes():
     }
     document = {**GROUP, "consolidated_metadata": consolidated}
     group = load_group(DocumentStore({"zarr.json": document}, can_list=False), "")
-    assert group.children == {"x": "array", "sub": "group"}
-    assert parse_array(group.documents["sub/y"], "sub/y").shape == (4,)
+    assert group.known.children == {"x": "array", "sub": "group"}
+    assert parse_array(group.known.documents["sub/y"], "sub/y").shape == (4,)
     assert group.is_consolidated
 
 
@@ -250,14 +251,14 @@ def test_a_demand_for_consolidated_metadata_is_refused_without_a_listing(
 def test_null_consolidated_metadata_means_none():
     document = {**GROUP, "consolidated_metadata": None}
     group = load_group(DocumentStore({"zarr.json": document, "x/zarr.json": ARRAY}), "")
-    assert group.children == {"x": "array"}
+    assert group.looked_up().children == {"x": "array"}
     assert not group.is_consolidated
 
 
 def test_a_group_in_a_store_that_cannot_list_asks_for_consolidated_metadata():
     store = DocumentStore({"g/zarr.json": GROUP}, can_list=False)
     document = load_group(store, "g")
-    assert (document.children, document.is_listed) == ({}, False)
+    assert document.looked_up() == UNLISTED
     group = Group(store, document, "cpu", DEFAULT)
     with pytest.raises(StoreError, match=r"cannot list.*consolidate") as caught:
         list(group)
@@ -293,13 +294,14 @@ def test_a_node_that_is_neither_array_nor_group_is_not_taken_for_an_array():
 
 def test_a_group_member_that_need_not_be_understood_is_ignored():
     document = {**GROUP, "future": {"must_understand": False}}
-    assert load_group(DocumentStore({"zarr.json": document}), "").children == {}
+    group = load_group(DocumentStore({"zarr.json": document}), "")
+    assert group.looked_up().children == {}
 
 
 def test_a_broken_child_document_is_kept_apart_and_named():
     store = DocumentStore({"zarr.json": GROUP, "x/zarr.json": b"{"})
-    group = load_group(store, "")
-    assert (group.children, group.documents) == ({"x": "array"}, {})
+    found = load_group(store, "").looked_up()
+    assert (found.children, found.documents) == ({"x": "array"}, {})
     with pytest.raises(MetadataError, match="no valid JSON") as caught:
         load_array(store, "x")
     assert caught.value.array_path == "x"
@@ -315,5 +317,5 @@ def test_a_broken_child_document_is_kept_apart_and_named():
 def test_a_malformed_child_in_consolidated_metadata_is_kept_apart(child, json_path):
     document = {**GROUP, "consolidated_metadata": {"metadata": {"x": child}}}
     group = load_group(DocumentStore({"zarr.json": document}), "")
-    assert group.children == {"x": "array"}
-    assert group.broken["x"].json_path == json_path
+    assert group.known.children == {"x": "array"}
+    assert group.known.broken["x"].json_path == json_path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -34,6 +34,38 @@ _USUAL_PARSED_NBYTES = 32 * KIB
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """What lies below a group.
+
+    Attributes
+    ----------
+    children
+        Name and node type of each array and group directly below. A node of unknown
+        type is listed as an array, so that nobody misses it.
+    documents
+        Metadata documents that are known already, by path relative to the group.
+        Consolidated metadata gives those of deeper nodes too.
+    broken
+        Errors of nodes whose consolidated metadata is malformed, by path relative to
+        the group.
+    is_listed
+        Whether the children are known. If not, there is no consolidated metadata, and
+        the store cannot list.
+    """
+
+    children: Mapping[str, NodeType] = field(default_factory=dict[str, NodeType])
+    documents: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict[str, Mapping[str, Any]]
+    )
+    broken: Broken = field(default_factory=dict[str, GpushardError])
+    is_listed: bool = True
+
+
+UNLISTED = Contents(is_listed=False)
+"""Those of a group of which nothing but the attributes is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupDocument:
     """A group as a reader sees it.
 
@@ -43,29 +75,26 @@ class GroupDocument:
         Path of the group in its store; "" is the root.
     attributes
         The group's own attributes.
-    children
-        Name and node type of each array and group directly below. A node of unknown
-        type is listed as an array, so that nobody misses it.
-    documents
-        Metadata documents that are known already, by path relative to the group.
-        Consolidated metadata gives those of deeper nodes too.
+    contents
+        What lies below it; or a function that lists the store, which many children
+        make expensive, and which raises a `StoreError` if the store fails.
     is_consolidated
-        Whether the documents come from consolidated metadata.
-    broken
-        Errors of nodes whose consolidated metadata is malformed, by path relative to
-        the group.
-    is_listed
-        Whether the children are known. If not, there is no consolidated metadata, and
-        the store cannot list.
+        Whether the contents come from consolidated metadata.
     """
 
     path: str
     attributes: Mapping[str, Any]
-    children: Mapping[str, NodeType]
-    documents: Mapping[str, Mapping[str, Any]]
-    is_consolidated: bool
-    broken: Broken = field(default_factory=dict[str, GpushardError])
-    is_listed: bool = True
+    contents: Contents | Callable[[], Contents]
+    is_consolidated: bool = False
+
+    @property
+    def known(self) -> Contents | None:
+        """The contents, if nothing has to be read for them."""
+        return self.contents if isinstance(self.contents, Contents) else None
+
+    def looked_up(self) -> Contents:
+        """The contents, read now if they are not known."""
+        return self.contents if isinstance(self.contents, Contents) else self.contents()
 
 
 def join(*parts: str) -> str:
@@ -228,13 +257,6 @@ def not_consolidated(path: str) -> OptionError:
         "the group has no consolidated metadata",
         array_path=path,
         hint="run zarr.consolidate_metadata, or do not demand them",
-    )
-
-
-def unlisted(path: str, attributes: Mapping[str, Any]) -> GroupDocument:
-    """The group at `path`, of which nothing but the attributes is known."""
-    return GroupDocument(
-        path, attributes, {}, {}, is_consolidated=False, is_listed=False
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from gpushard.errors import GpushardError, MetadataError, StoreError
 from gpushard.formats.document import as_object, wrong
 from gpushard.hierarchies.documents import (
+    UNLISTED,
     Broken,
+    Contents,
     Document,
     GroupDocument,
     NodeType,
@@ -19,7 +22,6 @@ from gpushard.hierarchies.documents import (
     not_consolidated,
     read_document,
     read_documents,
-    unlisted,
 )
 from gpushard.stores.base import Store
 
@@ -66,13 +68,7 @@ def find_group(
     if use_consolidated:
         raise not_consolidated(path)
     attributes = read_document(store, join(path, _ATTRIBUTES), path)
-    names = store.list_children(path)
-    if names is None:
-        return unlisted(path, attributes or {})
-    # A broken child is read again when it is opened, which raises its error.
-    nodes, broken = _read(store, path, names)
-    children = children_of(nodes, broken)
-    return GroupDocument(path, attributes or {}, children, nodes, is_consolidated=False)
+    return GroupDocument(path, attributes or {}, partial(_contents, store, path))
 
 
 def _node(
@@ -86,9 +82,19 @@ def _names(store: Store, path: str) -> Iterable[str]:
     """Arrays and groups below a group, as far as the store reveals them."""
     try:
         group = find_group(store, path)
+        return group.looked_up().children if group is not None else ()
     except (MetadataError, StoreError):
         return ()
-    return group.children if group is not None else ()
+
+
+def _contents(store: Store, path: str) -> Contents:
+    """What lies directly below a group."""
+    names = store.list_children(path)
+    if names is None:
+        return UNLISTED
+    # A broken child is read again when it is opened, which raises its error.
+    nodes, broken = _read(store, path, names)
+    return Contents(children_of(nodes, broken), nodes)
 
 
 def _read(
@@ -126,10 +132,8 @@ def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
         raise wrong("the group is not in it", where, f"a member {_GROUP}", list(found))
     if own["node_type"] == "array":
         raise array_instead(path)
-    children = children_of(nodes, broken)
-    return GroupDocument(
-        path, own["attributes"], children, nodes, is_consolidated=True, broken=broken
-    )
+    contents = Contents(children_of(nodes, broken), nodes, broken)
+    return GroupDocument(path, own["attributes"], contents, is_consolidated=True)
 
 
 def _nodes(
