@@ -20,7 +20,7 @@ pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)
 
 import gpushard
 from fused_cases import VALUES, ZSTD, stored
-from gpushard.fused import aside, choice, kept_code
+from gpushard.fused import aside, choice, kept_code, loading
 from gpushard.fused.aside import Aside
 from gpushard.fused.sink import FusedSink
 from gpushard.options import Options
@@ -94,7 +94,9 @@ def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
     assert type(seen.sinks.pop()) is FusedSink
 
 
-@pytest.mark.parametrize("name", ["/opt/uwsgi", "/opt/blender", "", "/opt/python-ish"])
+@pytest.mark.parametrize(
+    "name", ["/opt/uwsgi", "/opt/blender", "", None, "/opt/python-ish"]
+)
 def test_a_program_that_is_not_python_is_not_started(name, folder, monkeypatch):
     monkeypatch.setattr(sys, "executable", name)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
@@ -222,3 +224,17 @@ def test_a_fork_gives_up_what_was_being_loaded_and_nothing_else(monkeypatch):
         choice._give_up_loading()
     assert choice._loaded == [None]
     assert not choice._turn.alone.is_entered
+
+
+def test_a_fork_is_told_of_loading_as_long_as_it_lasts(monkeypatch):
+    monkeypatch.setattr(choice, "_loaded", [])
+    during = []
+    for name in ("load", "load_kept"):
+        monkeypatch.setattr(
+            loading, name, lambda: during.append(choice._turn.is_loading)
+        )
+    choice._compiled()
+    choice._kept.__wrapped__()
+    assert during == [True, True]
+    choice._give_up_loading()
+    assert choice._loaded == []  # nobody was loading any more

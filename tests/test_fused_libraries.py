@@ -22,6 +22,7 @@ from fused_cases import (
     VALUES,
     assert_all_fused,
     assert_same_outcome,
+    kind_of_sink,
     need_fast_packages,
     stored,
 )
@@ -83,6 +84,17 @@ def test_without_any_library_the_plain_way_is_taken(name, without, seen):
     a = gpushard.open_array(held(stored(CHAINS[name]).objects), options=FUSED)
     assert_same_bits(a[...], VALUES)
     assert [type(sink) for sink in seen.sinks] == [HostSink]
+
+
+@BOTH
+def test_on_a_system_that_has_no_libz_the_plain_way_is_taken(
+    name, without, seen, monkeypatch
+):
+    without("libdeflate")
+    monkeypatch.setattr(libraries, "_LIBZ", "libz.so.none")
+    a = gpushard.open_array(held(stored(CHAINS[name]).objects), options=FUSED)
+    assert_same_bits(a[...], VALUES)
+    assert kind_of_sink(seen) is HostSink
 
 
 @BOTH
