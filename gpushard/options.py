@@ -357,7 +357,7 @@ class ReadOptions(Options):
         limit = given.get("memory_limit")
         if "chunk_cache_nbytes" in given:
             given["shares_chunk_cache"] = False
-        elif limit is not None and self.shares_chunk_cache:
+        elif self.shares_chunk_cache:
             given |= _cache_beside(limit)
         changed = replace(self, **given)
         changed._check()  # noqa: SLF001 - of its own class

@@ -177,6 +177,7 @@ def test_where_memory_ends_what_there_is_is_used(monkeypatch):
     monkeypatch.setattr(np, "empty", empty)
     assert kept(cache, 3, 4, 5) == [3, 4]
     assert cache.held_nbytes == 2 * NBYTES
+    assert not cache.has_room
 
 
 STEPS = st.lists(
@@ -335,3 +336,11 @@ def test_what_was_missed_is_forgotten_with_all_else():
     cache.clear()
     kept(cache, *range(10))
     assert not cache.wants(3)
+
+
+def test_what_was_let_go_is_counted_off_though_nothing_new_is_kept():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    kept(cache, 3)
+    for _ in range(1000):
+        assert found(cache, 3) == [3]
+    assert len(cache._room.let_go) <= chunk_cache._MOST_LEFT + 1

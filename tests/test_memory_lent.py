@@ -72,6 +72,17 @@ def test_memory_is_lent_again_for_as_much_or_half_of_it(nbytes, is_same):
 
 
 @needs_free_pages
+def test_memory_that_one_result_does_not_fit_is_kept_for_the_next():
+    lender = Lender()
+    memory = taken(lender, 8 * MIB)
+    first = place(memory)
+    del memory
+    small = taken(lender, 2 * MIB)
+    assert place(taken(lender, 8 * MIB)) == first
+    assert place(small) != first
+
+
+@needs_free_pages
 def test_of_much_that_comes_back_no_more_than_two_pieces_are_kept():
     lender = Lender()
     before = status_nbytes("VmSize")

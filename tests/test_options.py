@@ -11,7 +11,7 @@ import pytest
 
 from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count
-from gpushard.options import DEFAULT, GIB, KIB, MIB, Options
+from gpushard.options import _BOUNDS, DEFAULT, GIB, KIB, MIB, Options, WriteOptions
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 
@@ -96,6 +96,16 @@ def test_a_size_that_is_no_whole_number_is_refused(value):
         DEFAULT.but(memory_limit=value)
 
 
+@pytest.mark.parametrize("name", _BOUNDS)
+def test_every_number_may_be_its_least_and_its_most_and_nothing_beyond(name):
+    least, most = _BOUNDS[name]
+    for value in (least, most):
+        assert getattr(DEFAULT.but(**{name: value}), name) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(OptionError, match=f"from {least} to {most}"):
+            DEFAULT.but(**{name: value})
+
+
 def test_integers_of_numpy_become_pythons():
     limit = DEFAULT.but(memory_limit=np.int64(MIB)).memory_limit
     assert (limit, type(limit)) == (MIB, int)
@@ -106,6 +116,43 @@ def test_integers_of_numpy_become_pythons():
 def test_a_strategy_in_the_place_of_write_options_is_refused():
     with pytest.raises(OptionError, match="WriteOptions, got 'rewrite'"):
         DEFAULT.but(write="rewrite")
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, True, "half", None, float("nan")])
+def test_a_fraction_that_is_no_number_from_0_to_1_is_refused(value):
+    with pytest.raises(OptionError, match="max_unused_fraction .*a number from 0 to 1"):
+        WriteOptions(max_unused_fraction=value)
+
+
+def test_the_fractions_0_and_1_are_taken():
+    for value in (0, 1):
+        assert WriteOptions(max_unused_fraction=value).max_unused_fraction == value
+
+
+@pytest.mark.parametrize("name", ["strategy", "order", "write_empty_chunks"])
+def test_a_write_option_of_another_value_is_refused(name):
+    with pytest.raises(OptionError, match=f"{name} .*got 'other'"):
+        WriteOptions(**{name: "other"})
+
+
+def test_a_limit_of_one_read_leaves_a_cache_that_was_asked_for():
+    resolved = Options(chunk_cache_nbytes=5 * MIB).resolved()
+    assert resolved.but(memory_limit=GIB).chunk_cache_nbytes == 5 * MIB
+    assert not resolved.but(memory_limit=GIB).shares_chunk_cache
+
+
+def test_what_is_held_is_taken_off_every_limit_until_a_byte_is_left():
+    def limits(options):
+        return options.memory_limit, options.bound_nbytes, options.alone_nbytes
+
+    whole = Options(memory_limit=100 * MIB).resolved()
+    assert limits(whole.beside(30 * MIB, 50 * MIB)) == (50 * MIB, 70 * MIB, 70 * MIB)
+    left = whole.beside(30 * MIB, 90 * MIB)
+    assert limits(left) == (70 * MIB, 70 * MIB, 70 * MIB)
+    none = left.beside(70 * MIB, 0)
+    assert limits(none) == (1, 1, 1)
+    assert none.held_nbytes == 100 * MIB
+    assert not Options().resolved().beside(MIB, MIB).is_left_open
 
 
 def test_options_are_frozen():
