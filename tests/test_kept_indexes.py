@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -168,6 +169,20 @@ def test_indexes_that_are_kept_fit_the_memory_for_them_and_the_latest_stay():
     assert cache.since((4,)) == cache.since((5,)) == one.since
     cache.put((4,), kept(1000))  # read anew, so when it was read before does not count
     assert cache.since((4,)) is None
+
+
+def test_an_index_that_is_dropped_while_it_is_looked_for_is_found_all_the_same():
+    class Late(OrderedDict[Any, Any]):
+        """As another thread leaves it after the first look."""
+
+        def move_to_end(self, key: Any, last: bool = True) -> None:
+            raise KeyError(key)
+
+    empty = np.zeros(1, np.int64)
+    index = ShardIndex(empty, empty, np.zeros(1, np.uint8), None)
+    cache, known = IndexCache(1 << 20), KnownIndex(index, 0)
+    cache._known = Late({(0,): known})
+    assert cache.get((0,)) is known
 
 
 @pytest.mark.usefixtures("settled")

@@ -83,6 +83,16 @@ def test_iteration_over_small_blocks_makes_few_reads(tmp_path, monkeypatch):
     assert n_rows == [1, 2, 4, 8, 16, 19, 19, 19, 12]
 
 
+def test_iteration_over_blocks_of_several_lengths_gives_every_row(tmp_path):
+    parts = []
+    for n in (2, 3):
+        zarr.create_array(tmp_path / f"{n}", data=np.arange(6 * n), chunks=(n,))
+        parts.append(gpushard.open_array(tmp_path / f"{n}", device="cpu"))
+    joined = gpushard.concat(parts)
+    assert joined.block_shape is None
+    assert list(joined) == [*range(12), *range(18)]
+
+
 def test_iteration_along_one_axis_gives_scalars(tmp_path):
     zarr.create_array(tmp_path / "x", data=np.arange(5))
     assert list(gpushard.open_array(tmp_path / "x")) == [0, 1, 2, 3, 4]

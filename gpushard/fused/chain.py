@@ -113,7 +113,7 @@ class FusedChain:
 
     def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
         """The chain for outputs of `dtype`; None if the loops do not write these."""
-        if dtype == self.dtype and dtype.isnative:
+        if dtype == self.dtype:
             return self
         change = None
         swapped = self.dtype.newbyteorder()

@@ -71,7 +71,7 @@ def _give_up_loading() -> None:
     The thread that was loading them does not exist here, and it still holds numba's
     lock.
     """
-    if _turn.is_loading and not _loaded:
+    if _turn.is_loading:
         _loaded.append(None)
     _turn.alone, _turn.is_loading = Alone(), False
 

@@ -214,7 +214,7 @@ def object_read(runner: BoxRunner, host: HostSink, job: Job) -> ObjectRead | Non
     """Read of an unsharded array's files in the loops; None if they cannot do it."""
     source = job.source
     store, layout = source.store, source.layout
-    if layout.levels or layout.object_codecs or not holds_plain_files(store):
+    if layout.object_codecs or not holds_plain_files(store):
         return None
     if job.tally.is_wanted or source.chunk_nbytes > source.options.max_chunk_nbytes:
         return None
