@@ -20,6 +20,7 @@ from fused_cases import (
     CHAINS,
     CRC,
     FUSED,
+    LITTLE,
     PLAIN,
     VALUES,
     ZSTD,
@@ -329,6 +330,18 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     assert kind_of_sink(seen) is HostSink
     monkeypatch.setattr(choice, "find_library", lambda _, **__: None)
     a[...]
+    assert kind_of_sink(seen) is HostSink
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [[ZSTD, ZSTD], [codec("numcodecs.shuffle", elementsize=3), ZSTD]],
+    ids=["compressed twice", "cut short by the shuffle"],
+)
+def test_a_chain_that_is_nearly_one_of_theirs_goes_the_plain_way(chain, seen):
+    described = document((64,), (64,), sharding((16,), codecs=[LITTLE, *chain]))
+    empty = held({"zarr.json": json.dumps(described).encode()})
+    assert not gpushard.open_array(empty, options=FUSED)[...].any()
     assert kind_of_sink(seen) is HostSink
 
 
