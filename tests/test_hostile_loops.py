@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import crc32c
 import numpy as np
 import pytest
 
 import gpushard
+from asked_store import put
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
 from gpushard.fused.single import SingleReader
 from hostile_shards import N, all_rows
+from spec_shards import CRC, LITTLE, document, index_of, sharding
 from test_hostile_shards import REST, outcome, place_of
 
 need_fast_packages()
@@ -64,3 +67,25 @@ def test_the_loops_refuse_what_is_hostile_and_read_what_is_beside_it(
             wrong.append((hostile.row, "what is beside it", beside))
     assert not wrong
     assert any(taken) is (way == "single")
+
+
+@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+def test_a_checksum_around_a_shard_is_verified_on_every_way(way, tmp_path, monkeypatch):
+    """What it is around could be read without it: the index stands at the start."""
+    choice._load()
+    take_way(monkeypatch, way)
+    first = len(index_of([(0, 0)] * 2))
+    shard = index_of([(first, N), (first + N, N)]) + bytes(range(256)) * 8
+    shard += crc32c.crc32c(shard).to_bytes(4, "little")
+    inside = sharding((N,), codecs=[LITTLE], index_location="start")
+    described = document((2 * N,), (2 * N,), inside, CRC)
+    a = gpushard.open_array(put(tmp_path, described, c_0=shard), options=WAYS[way])
+    keys = [np.s_[:N], np.s_[5:9]] * 2
+    assert all(a[key].tolist() == [*(bytes(range(256)) * 8)[key]] for key in keys)
+    damaged = shard[:-6] + b"x" + shard[-5:]
+    b = gpushard.open_array(
+        put(tmp_path / "b", described, c_0=damaged), options=WAYS[way]
+    )
+    for key in keys:
+        with pytest.raises(gpushard.CorruptShardError, match="checksum"):
+            b[key]
