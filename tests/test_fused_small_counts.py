@@ -111,3 +111,12 @@ def test_reads_do_without_loops_that_no_descriptor_is_left_for(
     assert not choice.are_loaded() or lacking == "find_library"
     read(place, 1, small_read_chunks=0)
     assert choice.are_loaded()
+
+
+def test_what_else_the_system_refuses_an_import_is_raised(place, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(choice, "find_library", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        read(place, 1, small_read_chunks=0, compile_nbytes=1)

@@ -120,7 +120,9 @@ def test_a_strategy_in_the_place_of_write_options_is_refused():
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, True, "half", None, float("nan")])
 def test_a_fraction_that_is_no_number_from_0_to_1_is_refused(value):
-    with pytest.raises(OptionError, match="max_unused_fraction .*a number from 0 to 1"):
+    with pytest.raises(
+        OptionError, match=r"max_unused_fraction .*a number from 0 to 1"
+    ):
         WriteOptions(max_unused_fraction=value)
 
 
