@@ -144,6 +144,24 @@ def test_a_key_that_is_claimed_twice_at_once_has_one_slot():
     assert kept(cache, 7, 7, 8) == [7, 8]
 
 
+def test_what_is_kept_already_or_cannot_be_gets_no_slot():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    kept(cache, 3)
+    slots = cache.claim([5, 3, -1]).slots
+    assert [slot >= 0 for slot in slots] == [True, False, False]
+
+
+def test_who_comes_in_the_middle_of_a_call_does_without_the_cache():
+    cache = ChunkCache(10 * NBYTES, NBYTES)
+    kept(cache, 1)
+
+    def handler() -> tuple[list[int], list[int], bool]:
+        return found(cache, 1), kept(cache, 2), cache.has_room
+
+    assert cache._alone.call(handler) == ([], [], False)
+    assert found(cache, 1, 2) == [1]
+
+
 def test_of_two_who_decode_the_same_the_first_keeps_its_own():
     cache = ChunkCache(2 * NBYTES, NBYTES)
     first, second = cache.claim([7]), cache.claim([7])

@@ -24,7 +24,7 @@ from gpushard.codecs.crc32c import with_checksum
 from gpushard.inspection.verify import verify_array
 from gpushard.layout import CodecSpec
 from gpushard.memory import chunk_room
-from gpushard.memory.chunk_room import usual_stored
+from gpushard.memory.chunk_room import ChunkRoom, usual_stored
 from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
 from lone_chunks import N, gzip, let_little_count, put_chunk, zstd
@@ -340,3 +340,17 @@ def test_text_is_read_whatever_stands_before_its_checksum(tmp_path):
         )
         b[:] = text
         assert gpushard.open_array(tmp_path / name)[:].tolist() == text.tolist()
+
+
+@pytest.mark.parametrize("kind", ["plain", "encoded", "wrapped"])
+def test_what_a_large_inner_chunk_needs_is_told_with_its_stored_bytes(kind):
+    n, work = 100 * MIB, 0 if kind == "plain" else 130 * MIB
+    stored = {"plain": n, "encoded": usual_stored(n), "wrapped": n}[kind]
+    options = Options(memory_limit=64 * MIB).resolved()
+    kinds = (kind == "plain", kind == "wrapped", False)
+    room = ChunkRoom("", options, n, n, work, *kinds)
+    needed = stored + work
+    with pytest.raises(LimitError, match=f"got {needed} bytes"):
+        room.refuse_large(in_part=False)
+    if kind == "plain":
+        room.refuse_large(in_part=True)
