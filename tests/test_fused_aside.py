@@ -126,11 +126,17 @@ def test_nothing_is_started_where_no_code_is_kept(monkeypatch):
 
 
 def test_who_may_start_no_process_waits_for_none(folder, monkeypatch):
+    asked = []
+
     def refuse(*_, **__):
+        asked.append(1)
         raise PermissionError("no processes here")
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
-    assert Aside().is_over()
+    process = Aside()
+    assert process.is_over()
+    assert process.is_over()
+    assert asked == [1]  # later reads do not try again
 
 
 def test_a_process_that_fails_is_over_and_not_started_again(folder, monkeypatch):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import gpushard
+from array_strategies import codec
 from asked_store import put
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
 from gpushard.fused.single import SingleReader
 from hostile_shards import N, all_rows
-from spec_shards import CRC, LITTLE, document, index_of, sharding
+from spec_shards import CRC, LITTLE, document, index_of, shard_of, sharding
 from test_hostile_shards import REST, outcome, place_of
 
 need_fast_packages()
@@ -89,3 +90,34 @@ def test_a_checksum_around_a_shard_is_verified_on_every_way(way, tmp_path, monke
     for key in keys:
         with pytest.raises(gpushard.CorruptShardError, match="checksum"):
             b[key]
+
+
+@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+def test_what_is_too_large_to_be_held_at_once_the_loops_refuse_too(
+    way, tmp_path, monkeypatch
+):
+    choice._load()
+    take_way(monkeypatch, way)
+    described = document((2 * N,), (2 * N,), sharding((N,), codecs=[LITTLE]))
+    place = put(tmp_path, described, c_0=shard_of(bytes(N), bytes(N)))
+    a = gpushard.open_array(place, options=WAYS[way].but(max_chunk_nbytes=N // 2))
+    for _ in range(2):
+        with pytest.raises(gpushard.LimitError, match="max_chunk_nbytes"):
+            a[:N]
+
+
+@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+def test_elements_that_a_filter_changes_are_not_taken_as_they_are(
+    way, tmp_path, monkeypatch
+):
+    choice._load()
+    take_way(monkeypatch, way)
+    delta = codec("numcodecs.delta", dtype="|u1")
+    inside = sharding((N,), codecs=[delta, LITTLE])
+    ones = bytes([1]) * N
+    described = document((2 * N,), (2 * N,), inside)
+    place = put(tmp_path, described, c_0=shard_of(ones, ones))
+    a = gpushard.open_array(place, options=WAYS[way])
+    for _ in range(2):
+        assert a[5:9].tolist() == [6, 7, 8, 9]
+        assert a[N - 1 : N + 1].tolist() == [0, 1]

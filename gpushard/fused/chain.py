@@ -225,7 +225,6 @@ def _is_plannable(source: Source) -> bool:
     return (
         len(layout.levels) == 1
         and not layout.object_codecs
-        and bool(layout.ndim)
         and all(axis.boundaries is None for axis in layout.axes)
         # Above the limit, other paths check how much of plain elements is wanted.
         and source.chunk_nbytes <= source.options.max_chunk_nbytes
