@@ -211,6 +211,14 @@ def test_uncompressed_inner_chunks_are_not_kept(tmp_path, options):
     assert a.source.chunks is None
 
 
+def test_inner_chunks_without_a_place_in_one_index_are_not_kept(tmp_path, options):
+    z = zarr.create_array(tmp_path, shape=VALUES.shape, dtype="i4", chunks=(8, 8))
+    z[...] = VALUES
+    a = gpushard.open_array(tmp_path, options=options)
+    assert a.source.chunks is None
+    assert_reads(a, VALUES.astype("i4"))
+
+
 def test_small_inner_chunks_are_not_kept_unless_it_is_asked_for(tmp_path):
     written(tmp_path)
     assert gpushard.open_array(tmp_path).source.chunks is None

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from gpushard.workers import Begun
+from gpushard.workers import Begun, run_side_by_side, run_tasks
 
 
 def test_others_begin_before_the_calling_thread_joins_them():
@@ -68,3 +68,32 @@ def test_no_task_runs_once_what_others_have_begun_is_ended():
     begun.end()
     assert not running
     assert len(done) < 10
+
+
+def test_only_one_worker_draws_at_a_time():
+    """A generator that two draw from at once fails."""
+    done: list[int] = []
+
+    def tasks():
+        for i in range(8):
+            yield partial(done.append, i)
+            time.sleep(0.01)
+
+    run_tasks(tasks(), 4)
+    assert sorted(done) == list(range(8))
+
+
+def test_once_an_item_has_failed_no_other_thread_begins_one():
+    failed, done = threading.Event(), []
+
+    def answer(i):
+        if i == 1:
+            failed.set()
+            raise OSError("no more")
+        assert failed.wait(10)
+        time.sleep(0.01)
+        done.append(i)
+
+    with pytest.raises(OSError, match="no more"):
+        run_side_by_side(answer, range(20), 2)
+    assert len(done) < 10  # of those that are the other thread's
