@@ -273,13 +273,17 @@ class HostPipeline:
         if wanted is not None and self._decode_range is not None:
             return plan.finish(_decode_part(plan, self._decode_range, encoded, wanted))
         if plan.most_nbytes is not None:
-            return self._decode_capped(plan, plan.most_nbytes, encoded)
+            return self._decode_capped(plan, plan.most_nbytes, encoded, chunk_shape)
         for decode, limit, exact in plan.steps:
             encoded = decode(encoded, limit, exact=exact)
         return plan.finish(encoded)
 
     def _decode_capped(
-        self, plan: _Plan, most_nbytes: int, encoded: HostBytes
+        self,
+        plan: _Plan,
+        most_nbytes: int,
+        encoded: HostBytes,
+        chunk_shape: tuple[int, ...],
     ) -> NDArray[Any]:
         """Inner chunk whose decoded size only an option bounds."""
         try:
@@ -288,7 +292,9 @@ class HostPipeline:
         except CorruptShardError as error:
             if error.limit_nbytes == most_nbytes:
                 if most_nbytes < self._largest_nbytes:
-                    raise NoRoomError(_TEXT_COPIES * (most_nbytes + 1)) from error
+                    least = _TEXT_COPIES * (most_nbytes + 1)
+                    needed = self.working_nbytes(chunk_shape) + least
+                    raise NoRoomError(needed) from error
                 error.hint = f"{error.hint}, or raise options.max_chunk_nbytes"
             raise
         return plan.finish(encoded)

@@ -1,0 +1,52 @@
+"""Memory that decoding an inner chunk may take, and what it says that it needs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from numcodecs import VLenUTF8
+
+import gpushard
+from gpushard import LimitError, Options
+from gpushard.layout import CodecChain, CodecSpec, Elements
+from gpushard.options import MIB
+from gpushard.pipeline import HostPipeline, NoRoomError
+from spec_shards import document
+from zarr_oracle import held
+
+STRING = np.dtypes.StringDType()
+TEXTS = np.array(["abc" * k for k in range(50)], object)
+STREAM = bytes(VLenUTF8().encode(TEXTS))
+
+
+def of_text() -> HostPipeline:
+    chain = CodecChain((), CodecSpec("vlen-utf8", {}, "codecs[0]"), ())
+    return HostPipeline.compile(chain, Elements(STRING, "string", "", np.array("")))
+
+
+def test_text_needs_room_for_each_string_and_for_six_copies_of_its_bytes():
+    pipeline, shape = of_text(), TEXTS.shape
+    working = pipeline.working_nbytes(shape)
+    assert working >= len(TEXTS) * (len(TEXTS[0]) + 100)
+    needed = working + 6 * len(STREAM)
+    with pytest.raises(NoRoomError) as caught:
+        pipeline.decode(STREAM, shape, room_nbytes=needed - 1)
+    assert caught.value.nbytes == needed
+    assert pipeline.decode(STREAM, shape, room_nbytes=needed).tolist() == [*TEXTS]
+
+
+def test_text_beyond_a_memory_limit_is_refused_with_more_bytes_than_the_limit():
+    n, text = 300_000, b"twenty bytes of text"
+    record = len(text).to_bytes(4, "little") + text
+    wanted = document((n,), (n,), {"name": "vlen-utf8"}, dtype="string", fill_value="")
+    objects = {
+        "zarr.json": json.dumps(wanted).encode(),
+        "c/0": n.to_bytes(4, "little") + n * record,
+    }
+    a = gpushard.open_array(held(objects), options=Options(memory_limit=64 * MIB))
+    with pytest.raises(LimitError) as caught:
+        a[:3]
+    assert caught.value.expected == f"at most {64 * MIB} bytes"
+    assert int(str(caught.value.got).split()[0]) > 64 * MIB
