@@ -290,7 +290,8 @@ class HostPipeline:
             for decode, limit, exact in plan.steps:
                 encoded = decode(encoded, limit, exact=exact)
         except CorruptShardError as error:
-            if error.limit_nbytes == most_nbytes:
+            # All limits of the steps follow from `most_nbytes`.
+            if error.limit_nbytes is not None:
                 if most_nbytes < self._largest_nbytes:
                     least = _TEXT_COPIES * (most_nbytes + 1)
                     needed = self.working_nbytes(chunk_shape) + least

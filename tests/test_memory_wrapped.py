@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tracemalloc
 from bisect import bisect_left
 from typing import Any
@@ -91,3 +92,23 @@ def test_the_head_of_a_stream_behind_checksums_is_found(tmp_path, n_checksums):
     around = [BLOSC, *[CRC] * n_checksums]
     place = put(tmp_path, document((N,), (N,), inner, *around), c_0=data)
     assert gpushard.open_array(place)[:].tobytes() == NOISE
+
+
+def test_a_shard_in_four_compressors_that_does_not_fit_is_not_told_as_damaged(
+    tmp_path, monkeypatch
+):
+    let_little_count(monkeypatch)
+    data = zstd(SHARD)
+    for _ in range(3):
+        data = gzip.compress(data, 1)
+    inner = sharding((N,), codecs=[LITTLE], index_codecs=[LITTLE])
+    around = [ZSTD, *[named("gzip", level=1)] * 3]
+    place = put(tmp_path, document((N,), (N,), inner, *around), c_0=data)
+    n_refused = 0
+    for limit in range(2 * N, 8 * N, N // 8):
+        a, _ = opened(place, memory_limit=limit, batch_nbytes=1)
+        try:
+            assert a[5:9].tobytes() == NOISE[5:9]
+        except LimitError:
+            n_refused += 1
+    assert 0 < n_refused < 48

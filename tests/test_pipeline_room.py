@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+import zstandard
+from crc32c import crc32c
 from numcodecs import VLenUTF8
 
 import gpushard
@@ -21,8 +23,9 @@ TEXTS = np.array(["abc" * k for k in range(50)], object)
 STREAM = bytes(VLenUTF8().encode(TEXTS))
 
 
-def of_text() -> HostPipeline:
-    chain = CodecChain((), CodecSpec("vlen-utf8", {}, "codecs[0]"), ())
+def of_text(*bytes_bytes: str) -> HostPipeline:
+    after = tuple(CodecSpec(name) for name in bytes_bytes)
+    chain = CodecChain((), CodecSpec("vlen-utf8", {}, "codecs[0]"), after)
     return HostPipeline.compile(chain, Elements(STRING, "string", "", np.array("")))
 
 
@@ -35,6 +38,20 @@ def test_text_needs_room_for_each_string_and_for_six_copies_of_its_bytes():
         pipeline.decode(STREAM, shape, room_nbytes=needed - 1)
     assert caught.value.nbytes == needed
     assert pipeline.decode(STREAM, shape, room_nbytes=needed).tolist() == [*TEXTS]
+
+
+def test_text_behind_a_checksum_that_does_not_fit_is_not_told_as_damaged():
+    noise = np.array([np.random.default_rng(6).bytes(100_000).hex()], object)
+    encoded = zstandard.ZstdCompressor().compress(bytes(VLenUTF8().encode(noise)))
+    stored = encoded + crc32c(encoded).to_bytes(4, "little")
+    pipeline = of_text("zstd", "crc32c")
+    working = pipeline.working_nbytes((1,))
+    for room in (0, working, working + 6 * 10_000, working + 6 * 200_000):
+        with pytest.raises(NoRoomError) as caught:
+            pipeline.decode(stored, (1,), room_nbytes=room)
+        assert caught.value.nbytes > room
+    found = pipeline.decode(stored, (1,), room_nbytes=working + 6 * 200_008)
+    assert found.tolist() == [*noise]
 
 
 def test_text_beyond_a_memory_limit_is_refused_with_more_bytes_than_the_limit():

@@ -304,7 +304,8 @@ def unwrapped(
         else:
             data = decode()
     except CorruptShardError as error:
-        if most < limit and error.limit_nbytes == most:
+        # The limits of all codecs follow from `most`.
+        if most < limit and error.limit_nbytes is not None:
             needed += source.room.alone_nbytes - room
             raise source.room.beyond("a shard with codecs around it", needed) from error
         error.add_context(
