@@ -156,6 +156,15 @@ def test_frame_of_nothing_decodes_to_nothing(
     assert blosc_frames.parse(frame).source_offset.shape == (0,)
 
 
+@pytest.mark.parametrize("block_nbytes", [0, 4096])
+def test_a_frame_of_nothing_in_place_of_elements_has_no_part(
+    blosc: Any, block_nbytes: int
+) -> None:
+    frame = struct.pack("<4B3I", 2, 1, 0x21, 4, 0, block_nbytes, 16)
+    assert blosc.range_nbytes(frame, 0, 100) is None
+    assert blosc.decode_range(frame, 8192, 0, 100) is None
+
+
 def test_buffers_of_any_kind_are_read_on_any_thread(blosc: BytesCodec) -> None:
     raw, encoded = smooth_frame()
     results: list[bytes] = []

@@ -94,7 +94,13 @@ def test_claim_of_a_huge_dictionary_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "configuration",
-    [{"format": 99}, {"format": "xz"}, {"format": lzma.FORMAT_RAW}, {"filters": 5}],
+    [
+        {"format": 99},
+        {"format": "xz"},
+        {"format": lzma.FORMAT_RAW},
+        {"filters": 5},
+        {"filters": [5]},
+    ],
 )
 def test_lzma_configuration_that_makes_no_sense_is_refused(configuration: Any) -> None:
     with pytest.raises(MetadataError) as caught:

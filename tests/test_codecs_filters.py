@@ -78,6 +78,11 @@ def test_lz4_claim_of_another_size_is_an_error(claim: int) -> None:
             bytes_codec("numcodecs.lz4").decode(stream, len(RAW), exact=exact)
 
 
+def test_lz4_without_literals_that_claims_bytes_is_an_error() -> None:
+    with pytest.raises(CorruptShardError):
+        bytes_codec("numcodecs.lz4").decode(struct.pack("<IB", 5, 0), 5, exact=True)
+
+
 def test_lz4_of_more_bytes_than_accepted_is_an_error() -> None:
     stream = numcodecs.LZ4().encode(RAW)
     with pytest.raises(CorruptShardError, match="at most 11999"):

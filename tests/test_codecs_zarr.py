@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from numcodecs import Adler32
 from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
 from packaging.version import Version
@@ -19,6 +20,7 @@ from zarr.core.buffer import cpu
 from zarr.registry import get_codec_class, register_codec
 
 import gpushard
+from gpushard import codecs
 from gpushard.codecs import zarr_codec
 from gpushard.errors import CorruptShardError, MetadataError, UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
@@ -134,6 +136,16 @@ def test_checksum_codec_of_zarr_is_verified(name: str) -> None:
         pipeline.decode(damaged, (4, 6))
     with pytest.raises(CorruptShardError, match="wrong size"):
         pipeline.decode(encoded, (4, 5))
+
+
+def test_a_codec_of_zarr_decodes_to_no_other_size_than_allowed() -> None:
+    raw = bytes(range(100))
+    checksum = codecs.bytes_codec(CodecSpec("numcodecs.adler32"))
+    encoded = bytes(Adler32().encode(raw))
+    assert bytes(checksum.decode(encoded, 101, exact=False)) == raw
+    for limit, exact in ((99, False), (99, True), (101, True)):
+        with pytest.raises(CorruptShardError, match=f"{limit} bytes"):
+            checksum.decode(encoded, limit, exact=exact)
 
 
 def test_sharding_codec_as_a_leaf_is_read_by_zarr() -> None:

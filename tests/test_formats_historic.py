@@ -218,9 +218,10 @@ def test_filters_stand_among_the_attributes():
     document = draft_document(VALUES, CHUNKS, attributes={"filters": [delta]})
     layout = v3_draft.parse_array(document, "a", "data/root/a", DEFAULT)
     assert [spec.name for spec in layout.chain.array_array] == ["numcodecs.delta"]
-    other = draft_document(VALUES, CHUNKS, attributes={"filters": ["low-pass"]})
-    layout = v3_draft.parse_array(other, "a", "data/root/a", DEFAULT)
-    assert layout.chain.array_array == ()
+    for own in (["low-pass"], ["idle"], [{"cutoff": 3}], [delta, "low-pass"], {}):
+        other = draft_document(VALUES, CHUNKS, attributes={"filters": own})
+        layout = v3_draft.parse_array(other, "a", "data/root/a", DEFAULT)
+        assert layout.chain.array_array == ()
 
 
 def transformers(**changes):

@@ -304,8 +304,19 @@ def test_attributes_and_the_names_of_dimensions_that_xarray_puts_there():
     a = gpushard.open_array(held(objects))
     assert a.attrs == attributes
     assert a.dimension_names == ("y", "x")
-    strange = {".zarray": zarray(), ".zattrs": b'{"_ARRAY_DIMENSIONS": ["y"]}'}
-    assert gpushard.open_array(held(strange)).dimension_names is None
+    for names in (b'["y"]', b'["y", 3]', b'"yx"'):
+        attributes = b'{"_ARRAY_DIMENSIONS": %b}' % names
+        strange = {".zarray": zarray(), ".zattrs": attributes}
+        assert gpushard.open_array(held(strange)).dimension_names is None
+
+
+def test_a_shuffle_that_names_no_size_has_items_of_four_bytes():
+    values = np.arange(24, dtype="<f8").reshape(4, 6)
+    chunk = bytes(Shuffle().encode(values))
+    changes = {"chunks": [4, 6], "dtype": "<f8", "filters": [{"id": "shuffle"}]}
+    document = json.dumps(members(**changes, compressor=None)).encode()
+    a = gpushard.open_array(held({".zarray": document, "0.0": chunk}))
+    assert_same_bits(a[...], values)
 
 
 def test_members_that_the_format_does_not_know_are_ignored():

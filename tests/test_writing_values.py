@@ -227,6 +227,20 @@ def test_text_behind_a_transpose_is_written_in_the_order_of_the_turned_axes(tmp_
         assert np.array_equal(zarr.open_array(tmp_path)[...], values)
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+def test_differences_behind_a_transpose_are_those_of_the_turned_axes(tmp_path):
+    delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}
+    about = {"filters": [TransposeCodec(order=(1, 0)), delta], "compressors": None}
+    a = gpushard.create_array(
+        tmp_path, shape=(3, 4), chunks=(3, 4), dtype="<i4", **about
+    )
+    values = np.arange(12, dtype="<i4").reshape(3, 4) ** 2
+    a[...] = values
+    stored = np.frombuffer((tmp_path / "c/0/0").read_bytes(), "<i4")
+    assert np.array_equal(np.cumsum(stored), values.T.reshape(-1))
+    assert_same_bits(a[...], values)
+
+
 @pytest.mark.parametrize("dtype", ["?", "i2", "f4", "M8[s]", "U2", "i4,f4"])
 def test_an_empty_list_holds_no_value_that_does_not_fit(dtype):
     got = fitting_values([[], []], (2, 0), np.dtype(dtype))

@@ -149,6 +149,15 @@ def test_a_frame_that_is_cut_off_between_two_blocks_is_refused(way, tmp_path):
         a[:9]
 
 
+def test_what_follows_a_frame_is_not_left_out_of_a_part(way, tmp_path):
+    first, second = frames()
+    nothing = (0x184D2A50).to_bytes(4, "little") + bytes(4)  # a skippable frame
+    a = opened(placed(tmp_path / "a", first + b"x", second + nothing), way)
+    with pytest.raises(gpushard.CorruptShardError):
+        a[5]
+    assert_same_bits(a[N_ROWS + 5], values()[N_ROWS + 5])
+
+
 def blocks_of(*sizes: int) -> bytes:
     """Stored zeros in blocks of these sizes, the last of which is damaged."""
     frame = b"".join((n << 3).to_bytes(3, "little") + bytes(n) for n in sizes[:-1])
