@@ -210,11 +210,14 @@ class HostPipeline:
         """
         limit = self.encoded_limit(shape)
         if nbytes > limit:
+            hint = "the shard is damaged: restore it from a copy or write it again"
+            if self._array_part.encoded_nbytes(shape) is None:
+                hint = f"{hint}, or raise options.max_chunk_nbytes"
             raise CorruptShardError(
                 "an inner chunk is stored in more bytes than any encoding of it needs",
                 expected=f"at most {limit} bytes",
                 got=nbytes,
-                hint="the shard is damaged: restore it from a copy or write it again",
+                hint=hint,
             )
 
     def _decoded_nbytes(self, chunk_shape: tuple[int, ...]) -> list[int]:
