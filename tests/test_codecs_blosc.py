@@ -123,6 +123,30 @@ def test_single_blocks_decode_to_their_part(cname: str, shuffle: int) -> None:
             assert bytes(decoded) == raw[first * size : stop * size]
 
 
+@pytest.mark.parametrize(("dtype", "n_streams"), [("<c16", 16), ("S17", 1)])
+def test_blocks_of_items_of_up_to_16_bytes_have_a_stream_for_each_byte(
+    blosc: Any, dtype: str, n_streams: int
+) -> None:
+    array = np.arange(80_000).astype(dtype)
+    encoded = encode(array, "lz4", 1, array.itemsize * 1024)
+    size = blosc_frame.parse_header(encoded, "blosc").block_nbytes
+    assert blosc_frame.parse_header(encoded, "blosc").n_splits == n_streams
+    part = blosc.decode_range(encoded, array.nbytes, 3 * size, 4 * size)
+    assert part[3 * size : 4 * size].tobytes() == array.tobytes()[3 * size : 4 * size]
+
+
+@pytest.mark.parametrize(("dtype", "block_nbytes"), [("S17", 17 * 1024), ("<c16", 512)])
+def test_items_that_are_never_split_need_no_flag_that_says_so(
+    blosc: Any, dtype: str, block_nbytes: int
+) -> None:
+    """The oldest writers had no such flag."""
+    array = np.arange(4000).astype(dtype)
+    encoded = bytearray(encode(array, "lz4", 1, block_nbytes))
+    assert encoded[2] & blosc_frame.DONT_SPLIT
+    encoded[2] &= ~blosc_frame.DONT_SPLIT
+    assert bytes(blosc.decode(encoded, array.nbytes, exact=True)) == array.tobytes()
+
+
 def test_blocks_that_share_a_large_stream_are_refused(blosc: Any) -> None:
     n_blocks, block_nbytes, stream = 4096, 64, bytes(100_000)
     flags, start = 0x31, 16 + 4 * n_blocks  # lz4, never split

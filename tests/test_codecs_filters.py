@@ -231,6 +231,24 @@ def test_filter_that_cannot_be_configured_is_refused(
     assert caught.value.codec == name
 
 
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [("<f4", "<i4"), ("<i4", "<f4"), ("<i4", "<i2"), ("S4", "<i4"), ("<c8", "<i8")],
+)
+def test_filter_of_another_data_type_is_refused(dtype: str, named: str) -> None:
+    with pytest.raises(MetadataError) as caught:
+        array_codec("numcodecs.delta", dtype, dtype=named)
+    assert caught.value.json_path == "codecs[0].configuration.dtype"
+
+
+def test_filter_of_an_equivalent_data_type_needs_room_for_a_cast() -> None:
+    booleans = dtype_of("?")
+    plain = array_codec("numcodecs.delta", "u1", dtype="u1")
+    assert plain.working_nbytes(100, dtype_of("u1")) == 100
+    cast = array_codec("numcodecs.delta", "?", dtype="u1")
+    assert cast.working_nbytes(100, booleans) == 200
+
+
 def test_damaged_elements_of_a_filter_raise_no_warning() -> None:
     codec = array_codec(
         "numcodecs.fixedscaleoffset", "<i4", offset=0, scale=1e-300, astype="<f8"

@@ -16,6 +16,7 @@ from numcodecs.errors import UnknownCodecError
 from numpy.typing import NDArray
 from packaging.version import Version
 from zarr.abc.codec import ArrayArrayCodec
+from zarr.codecs import BytesCodec
 from zarr.core.buffer import cpu
 from zarr.registry import get_codec_class, register_codec
 
@@ -103,7 +104,7 @@ def test_strings_that_claim_another_count_are_refused(count: int) -> None:
     assert peak < 1 << 20
 
 
-@pytest.mark.parametrize(
+array_codecs = pytest.mark.parametrize(
     ("name", "configuration"),
     [
         ("numcodecs.quantize", {"digits": 2, "dtype": "<f4"}),
@@ -117,12 +118,27 @@ def test_strings_that_claim_another_count_are_refused(count: int) -> None:
         ),
     ],
 )
+
+
+@array_codecs
 def test_array_codec_of_zarr_is_undone(name: str, configuration: Any) -> None:
     array = np.round(RNG.random((4, 6), dtype=np.float32), 1)
     encoded, pipeline = written(array, filters=[codec(name, **configuration)])
     decoded = pipeline.decode(encoded, (4, 6))
     np.testing.assert_allclose(decoded, array, atol=0.01)
     assert pipeline.placements()[0].why == "only zarr decodes this codec"
+
+
+@array_codecs
+def test_elements_get_the_byte_order_that_a_codec_of_zarr_assumes(
+    name: str, configuration: Any
+) -> None:
+    array = np.round(RNG.random((4, 6), dtype=np.float32), 1)
+    filters, serializer = [codec(name, **configuration)], BytesCodec(endian="big")
+    encoded, pipeline = written(array, filters=filters, serializer=serializer)
+    stored = np.frombuffer(encoded, f">f{len(encoded) // 24}").reshape(4, 6)
+    np.testing.assert_allclose(stored, array, atol=0.01)
+    np.testing.assert_allclose(pipeline.decode(encoded, (4, 6)), array, atol=0.01)
 
 
 @pytest.mark.parametrize("name", ["crc32", "adler32"])
