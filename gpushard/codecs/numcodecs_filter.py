@@ -60,8 +60,7 @@ class ElementFilter(ArrayCodec):
             raise stream_error(
                 self.name, f"{encoded.size} elements decode to {decoded.size}"
             )
-        with np.errstate(all="ignore"):  # damaged elements may not fit
-            return decoded.reshape(shape).astype(dtype, copy=False)
+        return decoded.reshape(shape).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
