@@ -173,7 +173,17 @@ class Squeezing(Doubling):
     name = "squeezing"
 
 
+class Padding(Doubling):
+    """The same, and a size that does not grow with each byte."""
+
+    name = "padding"
+
+    def compute_encoded_size(self, input_byte_length, _chunk_spec):
+        return -(-input_byte_length // 64) * 64
+
+
 register_codec("doubling", Doubling)
+register_codec("padding", Padding)
 register_codec("squeezing", Squeezing)
 
 
@@ -209,6 +219,13 @@ def test_codecs_that_give_no_fixed_number_of_bytes_an_entry_are_refused():
         read_with([as_bool, packed, codec("bytes")], b"")
     assert caught.value.json_path == "codecs[0].configuration.index_codecs"
     assert "numcodecs.packbits" in str(caught.value)
+
+
+def test_a_codec_that_pads_an_index_is_refused_at_open():
+    with pytest.raises(gpushard.MetadataError, match="for each entry") as caught:
+        read_with([LITTLE, codec("padding")], b"")
+    assert caught.value.json_path == "codecs[0].configuration.index_codecs"
+    assert caught.value.got == ["bytes", "padding"]
 
 
 def test_a_wrong_configuration_is_refused_at_open_with_its_path():

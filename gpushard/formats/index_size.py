@@ -63,7 +63,7 @@ def _variable(
             "the index codecs do not give a fixed number of bytes for each entry",
             json_path=json_path,
             expected=_EXPECTED,
-            got=[spec.name for spec in (*chain.array_array, chain.array_bytes)],
+            got=[spec.name for spec in chain.specs],
         )
     return variable_size_error(culprits[0])
 
