@@ -218,6 +218,7 @@ def test_packbits_with_a_wrong_padding_is_an_error(padding: int) -> None:
         ("numcodecs.delta", "<i4", {"dtype": "<i4", "nonsense": 5}),
         ("numcodecs.fixedscaleoffset", "<f4", {"scale": 1}),
         ("numcodecs.fixedscaleoffset", "<f4", {"scale": "1", "offset": 0}),
+        ("numcodecs.fixedscaleoffset", "<f4", {"scale": 1, "offset": True}),
         ("numcodecs.packbits", "<i4", {}),
         ("numcodecs.bitround", "<i4", {"keepbits": 3}),
     ],

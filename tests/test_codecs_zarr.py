@@ -127,6 +127,7 @@ def test_array_codec_of_zarr_is_undone(name: str, configuration: Any) -> None:
     decoded = pipeline.decode(encoded, (4, 6))
     np.testing.assert_allclose(decoded, array, atol=0.01)
     assert pipeline.placements()[0].why == "only zarr decodes this codec"
+    assert pipeline.working_nbytes((4, 6)) == 3 * len(encoded)
 
 
 @array_codecs

@@ -22,7 +22,7 @@ from cuda_host.device import EmulatedDevice
 from damaged_arrays import WAYS, emulated, on_host, opened
 from forked import answers_in_a_fork
 from gpushard import Options
-from gpushard.damage import Replaced
+from gpushard.damage import Damage, DamagePolicy, Replaced
 from gpushard.errors import (
     ChecksumError,
     CorruptShardError,
@@ -216,6 +216,16 @@ def test_fill_warns_of_how_many_inner_chunks_it_replaced(one_damaged, way):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         a.read(np.s_[16:], errors="fill")
+
+
+def test_fill_warns_of_the_first_of_several_damaged_inner_chunks():
+    def read(damage: Damage) -> str:
+        for k in (2, 0, 3, 2):
+            damage.note(CorruptShardError(f"damage {k}", inner_chunk=(k,)))
+        return "read"
+
+    with pytest.warns(DamageWarning, match="^3 damaged .*because: damage 2"):
+        assert DamagePolicy("fill", (4,)).over(read, stacklevel=1) == "read"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -207,6 +207,13 @@ def test_missing_bytes_of_any_length_are_none():
     assert a[0, :2].tolist() == [b"", b""]
 
 
+def test_missing_texts_of_any_length_are_the_fill_value():
+    changes = {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}
+    for fill_value, read in ((None, ""), (0, ""), ("n/a", "n/a")):
+        objects = {".zarray": zarray(**changes, fill_value=fill_value)}
+        assert gpushard.open_array(held(objects))[0, 0] == read
+
+
 def test_texts_of_any_length():
     values = np.array([["a", "", "grün"], ["日本", "x" * 99, "b"]], object)
     text = numcodecs.VLenUTF8()

@@ -196,7 +196,8 @@ def test_what_only_a_writer_needs_is_not_refused(codec):
     assert layout.chain.bytes_bytes[0].name == codec["name"]
 
 
-def test_levels_of_another_type_are_refused():
-    zstd = {"name": "zstd", "configuration": {"level": "high"}}
-    path = "codecs[1].configuration.level"
+@pytest.mark.parametrize(("member", "value"), [("level", "high"), ("checksum", 1)])
+def test_members_of_another_type_are_refused(member, value):
+    zstd = {"name": "zstd", "configuration": {member: value}}
+    path = f"codecs[1].configuration.{member}"
     refused(MetadataError, path, codecs=[LITTLE, zstd])

@@ -126,7 +126,9 @@ def test_consolidated_v2_metadata_may_tell_no_format():
     """As those of Kerchunk's references in Parquet."""
     nodes = {".zgroup": {"zarr_format": 2}, "b/.zgroup": {"zarr_format": 2}}
     group = load_group(DocumentStore({"g/.zmetadata": {"metadata": nodes}}), "g")
-    assert (group.is_consolidated, dict(group.known.children)) == (True, {"b": "group"})
+    known = group.known
+    assert (group.is_consolidated, dict(known.children)) == (True, {"b": "group"})
+    assert (group.attributes, known.documents["b"]["attributes"]) == ({}, {})
 
 
 @pytest.mark.parametrize("key", ["a/.zarray", "a/.zattrs"])

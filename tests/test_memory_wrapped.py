@@ -83,6 +83,13 @@ def test_what_a_blosc_frame_around_a_shard_takes_is_counted(name):
     )
 
 
+def test_each_compressor_around_a_shard_needs_a_copy_and_a_checksum_none():
+    specs = [CodecSpec("zstd"), CodecSpec("gzip"), CodecSpec("crc32c")]
+    data = b"head and checksum"
+    assert ObjectCodecs(specs).needed_nbytes(data, MIB) == 2 * MIB
+    assert ObjectCodecs(specs[2:]).needed_nbytes(data, MIB) == MIB
+
+
 @pytest.mark.parametrize("n_checksums", [1, 2])
 def test_the_head_of_a_stream_behind_checksums_is_found(tmp_path, n_checksums):
     data = numcodecs.blosc.compress(SHARD, b"lz4", 1, 0)
