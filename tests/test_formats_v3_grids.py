@@ -107,6 +107,7 @@ def test_inner_chunks_must_divide_every_rectilinear_length():
         (rectilinear([[1, 10**12]], 6), UnsupportedError, "chunk_shapes[0]"),
         (rectilinear([[2**61, 2**61]], 6), MetadataError, "chunk_shapes[0]"),
         (rectilinear([10], 6, kind="external"), UnsupportedError, "kind"),
+        (rectilinear([10], 6, offset=1), UnsupportedError, "offset"),
     ],
 )
 def test_a_rectilinear_grid_that_does_not_fit_is_refused(value, error, below):

@@ -8,7 +8,7 @@ import zarr
 
 import gpushard
 from gpushard.cli.description import describe
-from gpushard.metadata import load_array, load_group
+from gpushard.metadata import group_below, load_array, load_group
 from gpushard.options import DEFAULT
 from historic_arrays import (
     ROOT,
@@ -210,3 +210,13 @@ def test_another_draft_is_refused(changes, error, json_path):
             load(DocumentStore(objects), "a")
         assert caught.value.json_path == json_path
         assert caught.value.array_path == "a"
+
+
+def test_only_groups_of_consolidated_metadata_are_groups_below():
+    nodes = {".zgroup": {"zarr_format": 2}, "b/a/.zarray": {"zarr_format": 2}}
+    nodes["b/.zgroup"] = {"zarr_format": 2, "of another writer": 1}
+    group = load_group(DocumentStore({"g/.zmetadata": {"metadata": nodes}}), "g")
+    below = group_below(group, "b")
+    assert below is not None
+    assert (below.path, dict(below.children)) == ("g/b", {"a": "array"})
+    assert group_below(group, "b/a") is group_below(group, "c") is None

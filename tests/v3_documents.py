@@ -63,6 +63,6 @@ def refused(error, json_path, **changes):
     return caught.value
 
 
-def rectilinear(*chunk_shapes, kind="inline"):
-    configuration = {"kind": kind, "chunk_shapes": list(chunk_shapes)}
+def rectilinear(*chunk_shapes, kind="inline", **more):
+    configuration = {"kind": kind, "chunk_shapes": list(chunk_shapes), **more}
     return {"name": "rectilinear", "configuration": configuration}
