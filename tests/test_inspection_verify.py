@@ -326,6 +326,7 @@ def test_what_was_found_of_a_shard_replaced_meanwhile_counts_nowhere(
     kept = [("checksum", "c/2/2", (8, 8))]
     assert told(result) == kept[:n_kept]
     assert result.counts["n_shards"] == 9
+    assert result.counts["n_checked_inner_chunks"] == 9 * 16
 
 
 def test_memory_stays_bounded_however_large_a_shard_is(tmp_path):

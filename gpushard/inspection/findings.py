@@ -186,8 +186,8 @@ class Found:
 
     The findings of an object count once its work is done: until then the object may
     turn out to have been replaced. `totals` counts those of finished objects, by
-    severity, and their "damaged inner chunks"; `findings` has them, at most
-    `MOST_FINDINGS` in total. Not safe for several threads.
+    severity, and their "damaged inner chunks" and "checked inner chunks"; `findings`
+    has them, at most `MOST_FINDINGS` in total. Not safe for several threads.
     """
 
     def __init__(self) -> None:
@@ -213,6 +213,10 @@ class Found:
         if self._n_kept < MOST_FINDINGS:
             self._n_kept += 1
             mine.findings.append(finding)
+
+    def check(self, coordinate: tuple[int, ...], n_chunks: int) -> None:
+        """Note that inner chunks of an object that was begun were checked."""
+        self._open[coordinate].totals["checked inner chunks"] += n_chunks
 
     def end(self, coordinate: tuple[int, ...], *, counts: bool) -> None:
         """Note that a piece of work is done; its findings count if `counts`."""

@@ -296,7 +296,7 @@ class _Run:
         chunks = contents.chunks
         n_stored = 1 if chunks is None else max(1, len(chunks.stored))
         with self._lock:
-            self.counts["n_checked_inner_chunks"] += n_chunks
+            self._found.check(contents.coordinate, n_chunks)
             self.counts["read_nbytes"] += nbytes
         self.progress(n_chunks / n_stored, nbytes)
 
@@ -307,6 +307,7 @@ class _Run:
     def result(self) -> Verification:
         """The result."""
         totals = self._found.totals
+        self.counts["n_checked_inner_chunks"] = totals["checked inner chunks"]
         checks = [*self._index_checks(), *self.check.described(self.source)]
         findings = self._found.findings
         found = [f for at in sorted(findings) for f in _sorted(findings[at])]
