@@ -118,6 +118,17 @@ def test_an_array_without_shards_gets_some_and_few_bytes_make_more():
     assert fine.is_fine, fine.reasons
 
 
+@pytest.mark.parametrize("shape", [(), (100,)])
+def test_a_lone_inner_chunk_needs_no_shard(shape):
+    told = advice(shape, compressor=None, shape=shape)
+    assert told.is_fine
+    assert "shards" not in " ".join(told.reasons)
+    # Whatever `convert` makes has shards, which then have no reason of their own.
+    anew = advice(shape, compressor="gzip", shape=shape)
+    assert (anew.better.shards, anew.better.compressor) == (shape, "zstd")
+    assert len(anew.reasons) == 1
+
+
 @pytest.mark.parametrize(
     ("compressor", "better"),
     [
@@ -170,12 +181,14 @@ def test_the_command_prints_advice_and_how_to_follow_it(tmp_path):
     assert "advice" not in run_json("info", src)
 
 
-def test_the_command_that_is_told_does_what_was_advised(tmp_path):
+@pytest.mark.parametrize("ndim", [0, 2])
+def test_the_command_that_is_told_does_what_was_advised(ndim, tmp_path):
     import zarr
 
     src, dst = tmp_path / "src", tmp_path / "dst"
-    shape = {"shape": (1024, 1024), "chunks": (1024, 1024)}
-    zarr.create_array(src, **shape, dtype="f4", compressors=[CODECS["gzip"]])[0] = 1
+    chunks = (1024,) * ndim
+    shape = {"shape": chunks, "chunks": chunks}
+    zarr.create_array(src, **shape, dtype="f4", compressors=[CODECS["gzip"]])[...] = 1
     advised = run_json("info", src, "--advise")["advice"]
     words = advised["command"].split()
     assert words[:4] == ["gpushard", "convert", str(src), "DST"]

@@ -30,6 +30,8 @@ from gpushard.stores.resolve import resolve
 _MAX_FILES = 100_000
 # Shard indexes that are read to count inner chunks.
 _MAX_INDEXES = 1_000
+# What needs no option of `convert`: shapes without axes, and the array's own codecs.
+_UNTOLD = ("", "keep")
 
 _ADVICE_BASIS = {
     "p": "published by others",
@@ -93,7 +95,7 @@ def _command(url: str, plan: Plan) -> str:
         "chunks": ",".join(map(str, plan.chunks)),
         "compressors": plan.compressor,
     }
-    told = [f"--{name} {text}" for name, text in options.items() if text != "keep"]
+    told = [f"--{name} {text}" for name, text in options.items() if text not in _UNTOLD]
     return " ".join(("gpushard convert", shlex.quote(url), "DST", *told))
 
 

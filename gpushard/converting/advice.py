@@ -119,7 +119,8 @@ def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Adv
     now = _plan(layout, layout.shards, chunks, "keep", coding, given)
     better_coding, compressor = _better_coding(coding, trouble, given.ratio, reasons)
     better_chunks = _better_chunks(layout, chunks, better_coding, reasons)
-    shards = _better_shards(layout, better_chunks, reasons)
+    is_anew = compressor != "keep" or better_chunks != chunks
+    shards = _better_shards(layout, better_chunks, reasons, is_anew=is_anew)
     better = _plan(layout, shards, better_chunks, compressor, better_coding, given)
     return Advice(now, better, tuple(reasons))
 
@@ -258,7 +259,7 @@ def _better_chunks(
 
 
 def _better_shards(
-    layout: ArrayLayout, chunks: Shape, reasons: list[str]
+    layout: ArrayLayout, chunks: Shape, reasons: list[str], *, is_anew: bool
 ) -> Shape | None:
     itemsize = layout.dtype.itemsize
     nbytes = layout.size * itemsize
@@ -272,6 +273,9 @@ def _better_shards(
     wanted = shard_shape(layout.shape, itemsize, chunks, None)
     if wanted == current:
         return current
+    if current is None and wanted == chunks:
+        # A shard of one inner chunk only adds an index, but `convert` makes no others.
+        return wanted if is_anew else None
     if current is None:
         why = "the array has no shards: every inner chunk is a request of its own"
     elif not suits:
