@@ -108,7 +108,7 @@ def test_a_slow_answer_at_its_pace_is_read_to_the_end(server):
 
 @pytest.mark.parametrize(
     "location",
-    ["ftp://127.0.0.1:9/", "file:///dev/null", "http://[::", "data:,x"],
+    ["ftp://127.0.0.1:9/", "file:///dev/null", "http://[::", "data:,x", "http://.h/"],
 )
 def test_a_redirect_leads_to_no_other_kind_of_server(store, location):
     with RawServer(
@@ -267,6 +267,8 @@ def test_times_are_told_as_obstore_has_them(told, seconds):
 IMPOSSIBLE: list[dict[str, Any]] = [
     {"client_options": {"timeout": "soon"}},
     {"client_options": {"timeout": "3"}},
+    {"client_options": {"timeout": ""}},
+    {"client_options": {"timeout": "1m 3x"}},
     {"client_options": {"connect_timeout": "1s x"}},
     {"client_options": {"allow_http": "perhaps"}},
     {"client_options": {"pool_max_idle_per_host": "-1"}},
@@ -339,9 +341,13 @@ def test_addresses_are_encoded_once(url, target, monkeypatch):
     assert b"\r\nHost: h\r\n" in request
 
 
-@pytest.mark.parametrize(
-    "url", ["http://", "http://[::1", "https://h:x/", "http://a b/"]
+NO_SERVERS = (
+    *("http://", "http://[::1", "https://h:x/", "http://a b/", "https://.h/"),
+    *("http://.", "https://a..h/", f"https://{'a' * 64}.h/", f"http://{'a' * 64}/"),
 )
+
+
+@pytest.mark.parametrize("url", NO_SERVERS)
 def test_an_address_of_no_server_is_refused(url):
     with pytest.raises(UnsupportedError, match="malformed"):
         open_url(url, {})

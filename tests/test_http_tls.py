@@ -169,6 +169,14 @@ def test_a_proxy_that_builds_no_tunnel_is_an_error_at_once(no_pauses):
             open_url("https://far.example", settings).get("a")
 
 
+def test_bytes_of_a_proxy_are_not_taken_for_those_of_the_server():
+    with RawServer(lambda *_: [b"HTTP/1.1 200 x\r\n\r\nevil"]) as proxy:
+        once = {"retry_config": {"max_retries": 0}}
+        settings = {"client_options": {"proxy_url": proxy.url}, **once}
+        with pytest.raises(StoreError, match="more than an answer to a CONNECT"):
+            open_url("https://far.example", settings).get("a")
+
+
 def test_a_server_with_tls_redirects_to_none_without(secure, certificate, server):
     answer = sized(b"", f"Location: {server.url}/c/0", status="302 x")
     secure._answer = lambda *_: [answer]

@@ -161,7 +161,7 @@ def test_a_broken_head_is_refused(kind):
 BROKEN_CHUNKS = (
     *(b"-1\r\nx", b"g\r\nx", b"\r\nx", b"1\r\nx\r\n", b"0\r\n", b"0\r\nX: y"),
     *(b"0x1\r\nx\r\n0\r\n\r\n", b"+1\r\nx\r\n0\r\n\r\n", b"1" * 17 + b"\r\n"),
-    b"1\r\nxy\r\n0\r\n\r\n",
+    *(b"1\r\nxy\r\n0\r\n\r\n", b"1\nxy\n0\n\n"),
 )
 
 
