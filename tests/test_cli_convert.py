@@ -88,6 +88,7 @@ def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
     ("arguments", "said"),
     [
         (["--shards", "a,b"], "--shards is no shape"),
+        (["--shards", ""], "shards does not fit the array"),
         (["--chunks", "0"], ""),
         (["--compressors", "zst"], "unknown codec"),
         (["--compressors", "zstd:x"], "no such level"),

@@ -21,6 +21,7 @@ from gpushard.devices.find import Found
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.files import FileWriter
 from gpushard.stores.resolve import resolve
+from range_server import RangeServer
 
 
 @pytest.fixture
@@ -281,3 +282,12 @@ def test_an_unfinished_conversion_is_not_called_whole(shards, tmp_path, below):
         (finding,) = [f for told in found["arrays"] for f in told["findings"]]
         assert (finding["kind"], finding["shard_key"]) == ("unfinished", NAME)
         assert "repeat the conversion" in run("verify", target, code=2).stdout
+
+
+@pytest.mark.network
+def test_a_server_that_refuses_the_name_of_a_mark_has_none(shards):
+    with RangeServer(shards) as server:
+        server.statuses[NAME] = 403
+        facts = run_json("verify", server.url)
+    assert facts["status"] == "whole"
+    assert NAME in {request.key for request in server.requests}

@@ -39,7 +39,7 @@ def historic(place, format_name):
         dtype="<f4",
         chunks=(3, 5),
         shards=(6, 10),
-        filters=[numcodecs.Shuffle(4)] if "v2" in format_name else None,
+        filters=[numcodecs.Shuffle(4)],
         compressors=numcodecs.Blosc("lz4"),
         attributes={"units": "K"},
         device="cpu",
