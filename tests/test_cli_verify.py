@@ -234,6 +234,7 @@ def test_a_device_is_held_against_the_host(damaged, monkeypatch):
     assert found["inner_chunk"] == [1, 0]
     assert "1 elements" in found["message"]
     assert "(7, 3)" in found["message"]
+    assert (array["n_findings"], array["n_damaged_inner_chunks"]) == (2, 4 + 1)
 
 
 def test_a_group_without_arrays_is_not_called_whole(tmp_path):

@@ -46,6 +46,16 @@ def test_shards_that_may_be_finished_are_listed_few_at_a_time(monkeypatch):
     assert nbytes < 2 * MIB
 
 
+def test_of_a_mark_only_runs_of_shards_are_taken_over():
+    store: Any = Absent()
+    wrong = [["0", "9"], [None, 9], [0.0, 9], [False, 9], [-1, 9], [0, 11], [9, 8]]
+    for told in ("09", {"0": 9}, [*wrong, [0], [0, 1, 9], 9, "09", [2, 4], [8, 10]]):
+        found = mark.Mark(store, "mark", "source", "document", np.zeros(10, bool))
+        found.take_over({"done": told})
+        is_list = isinstance(told, list)
+        assert np.flatnonzero(found.done).tolist() == ([2, 3, 8, 9] if is_list else [])
+
+
 class Session(MemoryStore):
     """A store that takes what belongs to arrays only, like a session of Icechunk."""
 

@@ -21,9 +21,11 @@ from weakref import WeakValueDictionary
 import pytest
 
 from gpushard.errors import StoreError, UnsupportedError
-from gpushard.options import Options
+from gpushard.options import DEFAULT, Options
 from gpushard.stores.http import exchange, pool
 from gpushard.stores.http.client import HttpClient
+from gpushard.stores.http.connecting import origin_of, proxy_for
+from gpushard.stores.http.settings import settings_of
 from gpushard.stores.remote_url import open_url
 from raw_server import RawServer, sized
 from stored_object import BODY, read_one
@@ -377,3 +379,19 @@ def test_a_proxy_of_another_kind_is_refused(url):
     store = open_url("http://far.example", {"client_options": {"proxy_url": url}})
     with pytest.raises(UnsupportedError, match=url.partition(":")[0]):
         store.get("a")
+
+
+@pytest.mark.parametrize(
+    ("excluded", "direct"),
+    [
+        *((f"{any_} , A.H", ["a.h", "x.a.h"]) for any_ in ("", "b", "b.a.h", ".a")),
+        *((all_, ["a.h", "x.a.h", "xa.h"]) for all_ in ("h", ".h", "*.h", "*")),
+        *((none, []) for none in ("", ",", "a", "x.h", "*a")),
+    ],
+)
+def test_a_host_is_excluded_with_all_below_it(excluded, direct):
+    client = {"proxy_url": "http://p", "proxy_excludes": excluded}
+    settings = settings_of({"client_options": client}, DEFAULT, allows_http=True)
+    hosts = ["a.h", "x.a.h", "xa.h"]
+    found = [h for h in hosts if proxy_for(origin_of(f"http://{h}"), settings) is None]
+    assert found == direct
