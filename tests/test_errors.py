@@ -63,6 +63,7 @@ FIELDS = {
 def test_every_error_is_a_gpushard_error_and_the_builtin_of_its_kind(error, base):
     assert issubclass(error, GpushardError)
     assert issubclass(error, base)
+    assert repr(error("why")) == f"{error.__name__}('why')"
 
 
 def test_the_tree_drawn_at_the_top_names_every_error():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import numpy as np
+import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +20,7 @@ from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins, map_sh
 from gpushard.inspection.verify import verify_array
 from gpushard.planning.index import MISSING, PRESENT
 from hostile_shards import ZSTD
-from spec_shards import EMPTY, LITTLE, document, index_of, opened, sharding
+from spec_shards import CRC, EMPTY, LITTLE, document, index_of, opened, sharding
 
 
 def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:
@@ -51,6 +55,14 @@ def test_inner_chunks_in_bytes_of_others_and_of_the_index_are_told():
     pairs = set(zip(use.overlapping.tolist(), use.overlapped.tolist(), strict=True))
     assert pairs in ({(1, 0), (3, -1)}, {(1, 2), (3, -1)})
     assert use.n_shared == 1
+
+
+def test_an_object_of_unknown_size_ends_with_its_last_piece():
+    pieces = [(0, 10), None, (12, 30)]
+    assert chunks_of(pieces, indexes=[(40, 60)], nbytes=100).end == 100
+    assert chunks_of(pieces, indexes=[(40, 60)]).end == 60
+    assert chunks_of(pieces).end == 30
+    assert chunks_of([]).end == 0
 
 
 RANGES = st.lists(
@@ -113,6 +125,8 @@ def test_a_picture_of_a_shard_counts_bytes_and_inner_chunks_where_they_are():
     assert isinstance(shard, ShardMap)
     facts = shard.facts(source.layout)
     assert (facts["smallest_nbytes"], facts["largest_nbytes"]) == (1, 30)
+    assert facts["ratio"] == 3 / 36
+    assert (facts["nbytes"], facts["index_nbytes"]) == (len(data), len(data) - 70)
     grid = grid_bins(shard, source.layout, 2, 2)
     assert grid.nbytes.tolist() == [[30, 0], [5, 1]]
     assert grid.n_stored.tolist() == [[1, 0], [1, 1]]
@@ -157,3 +171,23 @@ def test_more_damaged_entries_than_are_named_are_counted(monkeypatch):
     assert [found.inner_chunk for found in named] == [(0,), (1,)]
     assert more.message == "2 more entries are no valid byte ranges"
     assert (more.n_inner_chunks, result.n_damaged_inner_chunks) == (2, 4)
+
+
+def test_an_object_larger_than_any_encoding_is_told_by_its_size(tmp_path):
+    meta = document((4,), (4,), sharding((2,)), CRC)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    (tmp_path / "c" / "0").touch()
+    os.truncate(tmp_path / "c" / "0", 1 << 40)
+    result = verify_array(gpushard.open_array(tmp_path).source)
+    (found,) = result.findings
+    assert (found.kind, found.shard_key, found.n_inner_chunks) == ("size", "c/0", 2)
+    assert found.got == f"{1 << 40} bytes"
+    assert result.status == "damaged"
+
+
+def test_objects_too_large_to_be_held_whole_end_the_verification():
+    meta = document((8192,), (8192,), sharding((2,)), CRC)
+    options = gpushard.Options(max_chunk_nbytes=4096)
+    with pytest.raises(gpushard.LimitError, match="codecs around it"):
+        verify_array(opened(meta, options).source)

@@ -102,7 +102,7 @@ def refuse_clearing(
 
 def _upwards(path: str) -> list[str]:
     """The place itself, and all above it up to the root."""
-    parts = path.split("/") if path else []
+    parts = path.split("/")
     return ["/".join(parts[:n]) for n in range(len(parts) + 1)]
 
 

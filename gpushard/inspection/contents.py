@@ -100,10 +100,11 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
         unfit = beyond_room(source, coordinate)
         if unfit is not None:
             return _broken(source, coordinate, Finding.of(unfit, key))
+        nbytes = answer.object_nbytes or len(answer.data)
         error = CorruptShardError(
             "a stored object is larger than any encoding of its elements needs",
             expected=f"at most {limit} bytes",
-            got=answer.object_nbytes,
+            got=f"{nbytes} bytes",
         )
         return _broken(source, coordinate, Finding.of(error, key, kind="size"))
     try:
