@@ -16,9 +16,6 @@ from zarr.storage import FsspecStore, MemoryStore
 
 import gpushard
 from gpushard.converting.mark import NAME, Mark
-from gpushard.converting.tiles import budget_for
-from gpushard.formats.v3 import parse_array
-from gpushard.options import Options
 from gpushard.stores.files import FileWriter
 from gpushard.writing.blueprint import Blueprint
 
@@ -309,62 +306,6 @@ def test_the_first_part_of_a_shard_is_not_taken_for_it_in_a_store_of_fsspec(
     # The last tile was written before it could be told, and noted after.
     kept = noted.items() & identities(dst).items()
     assert len(noted) - 1 <= len(kept) == 24 - report.n_written
-
-
-def document(shards, chunks, shape=(4096, 4096)) -> dict:
-    bytes_ = {"name": "bytes", "configuration": {"endian": "little"}}
-    sharding = {
-        "chunk_shape": chunks,
-        "codecs": [bytes_],
-        "index_codecs": [bytes_],
-    }
-    grid = {"name": "regular", "configuration": {"chunk_shape": shards}}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "uint8",
-        "chunk_grid": grid,
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }
-
-
-def budget(shards, chunks, limit, threads=4, source_chunks=(64, 64), *, joins=False):
-    options = Options(memory_limit=limit, threads=threads)
-    target = parse_array(document(shards, chunks), "", options)
-    source = parse_array(document(source_chunks, source_chunks), "", options)
-    return budget_for(source, target, options, joins=joins)
-
-
-def test_as_many_tiles_are_under_way_as_memory_allows():
-    shard, chunk = 512 * 512, 64 * 64
-    assert budget([512, 512], [64, 64], 64 * MIB).n_tiles == 4
-    one = budget([512, 512], [64, 64], 4 * (2 * shard + 9 * chunk) // 3)
-    assert (one.n_tiles, one.counts, one.slab) == (1, (1, 1), (512, 512))
-
-
-def test_a_shard_that_does_not_fit_twice_is_read_in_slabs():
-    shard, chunk = 512 * 512, 64 * 64
-    got = budget([512, 512], [64, 64], 4 * (shard + 8 * chunk + 20 * chunk) // 3 + 4)
-    assert (got.n_tiles, got.slab) == (1, (128, 512))
-    got = budget([512, 512], [64, 64], 4 * (shard + 8 * chunk + 3 * chunk) // 3 + 4)
-    assert got.slab == (64, 192)
-    with pytest.raises(gpushard.OptionError, match="memory limit"):
-        budget([512, 512], [64, 64], 4 * (shard + 8 * chunk) // 3)
-    enough_for_files = 4 * (shard + 8 * chunk + 3 * chunk) // 3 + 4
-    with pytest.raises(gpushard.OptionError, match="memory limit"):
-        budget([512, 512], [64, 64], enough_for_files, joins=True)
-
-
-def test_a_tile_grows_to_the_sources_chunks_and_not_further():
-    wide = {"source_chunks": (64, 4096), "threads": 1}
-    assert budget([512, 512], [64, 64], 256 * MIB, **wide).counts == (1, 8)
-    assert budget([512, 512], [64, 64], 256 * MIB, threads=1).counts == (1, 1)
-    less = budget([512, 512], [64, 64], 4 * MIB, **wide).counts
-    assert less[0] == 1
-    assert 1 < less[1] < 8
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "wrong bytes": {"garbles": True},
     "every body cut": {"cut_bodies": True, "etags": None},
     "encoded body": {"transfer": "gzip"},
-    "several parts": {"content_type": "multipart/byteranges; boundary=x"},
+    "several parts": {"content_type": "Multipart/ByteRanges; boundary=x"},
     "several parts, in chunks": {
         "content_type": "Multipart/ByteRanges; boundary=x",
         "transfer": "chunked",

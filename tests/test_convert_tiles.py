@@ -1,0 +1,98 @@
+"""What a conversion does at a time: as much as the memory limit allows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import gpushard
+from gpushard.converting.tiles import budget_for
+from gpushard.formats.v3 import parse_array
+from gpushard.options import MIB, Options
+
+
+def document(shards, chunks, shape=(4096, 4096)) -> dict:
+    bytes_ = {"name": "bytes", "configuration": {"endian": "little"}}
+    sharding = {
+        "chunk_shape": chunks,
+        "codecs": [bytes_],
+        "index_codecs": [bytes_],
+    }
+    grid = {"name": "regular", "configuration": {"chunk_shape": shards}}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": "uint8",
+        "chunk_grid": grid,
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+
+
+def budget(shards, chunks, limit, threads=4, source_chunks=(64, 64), **asked):
+    options = Options(memory_limit=limit, threads=threads)
+    target = parse_array(document(shards, chunks), "", options)
+    source = parse_array(document(source_chunks, source_chunks), "", options)
+    return budget_for(source, target, options, **{"joins": False, **asked})
+
+
+def test_as_many_tiles_are_under_way_as_memory_allows():
+    shard, chunk = 512 * 512, 64 * 64
+    assert budget([512, 512], [64, 64], 64 * MIB).n_tiles == 4
+    one = budget([512, 512], [64, 64], 4 * (2 * shard + 9 * chunk) // 3)
+    assert (one.n_tiles, one.counts, one.slab) == (1, (1, 1), (512, 512))
+
+
+def test_a_shard_that_does_not_fit_twice_is_read_in_slabs():
+    shard, chunk = 512 * 512, 64 * 64
+    got = budget([512, 512], [64, 64], 4 * (shard + 8 * chunk + 20 * chunk) // 3 + 4)
+    assert (got.n_tiles, got.slab) == (1, (128, 512))
+    got = budget([512, 512], [64, 64], 4 * (shard + 8 * chunk + 3 * chunk) // 3 + 4)
+    assert got.slab == (64, 192)
+    with pytest.raises(gpushard.OptionError, match="memory limit"):
+        budget([512, 512], [64, 64], 4 * (shard + 8 * chunk) // 3)
+    enough_for_files = 4 * (shard + 8 * chunk + 3 * chunk) // 3 + 4
+    with pytest.raises(gpushard.OptionError, match="memory limit"):
+        budget([512, 512], [64, 64], enough_for_files, joins=True)
+
+
+def test_a_tile_grows_to_the_sources_chunks_and_not_further():
+    wide = {"source_chunks": (64, 4096), "threads": 1}
+    assert budget([512, 512], [64, 64], 256 * MIB, **wide).counts == (1, 8)
+    assert budget([512, 512], [64, 64], 256 * MIB, threads=1).counts == (1, 1)
+    less = budget([512, 512], [64, 64], 4 * MIB, **wide).counts
+    assert less[0] == 1
+    assert 1 < less[1] < 8
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+def test_a_tile_grows_along_the_axis_that_it_covers_least(wide):
+    source_chunks, counts = [1024, 1024], [1, 1]
+    source_chunks[wide], counts[wide] = 4096, 4
+    got = budget([512, 512], [64, 64], 4 * MIB, threads=1, source_chunks=source_chunks)
+    assert got.counts == tuple(counts)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_as_many_threads_encode_as_there_is_room_for(n):
+    shard, encoder = 512 * 512, 8 * 64 * 64
+    room = 2 * shard + n * encoder
+    assert budget([512, 512], [64, 64], 4 * room // 3 + 4, 8).encoder_threads == n
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("least", [0, 10**5, 10**7])
+@pytest.mark.parametrize("shard", [64, 512])
+def test_the_limit_that_an_error_asks_for_is_enough(shard, least, joins):
+    asked = {"joins": joins, "least_read_nbytes": least}
+    with pytest.raises(gpushard.OptionError, match="memory limit") as caught:
+        budget([shard, shard], [64, 64], 50_000, **asked)
+    enough = int(re.findall("[0-9]+", caught.value.expected)[0])
+    got = budget([shard, shard], [64, 64], enough, **asked)
+    assert got.read_nbytes >= least
+    if not least:
+        with pytest.raises(gpushard.OptionError, match="memory limit"):
+            budget([shard, shard], [64, 64], enough - 2, **asked)
