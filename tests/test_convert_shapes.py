@@ -28,6 +28,8 @@ def test_a_shape_that_is_asked_for_is_of_whole_numbers_one_for_each_axis():
         ((100,), 8, (7,), (10**24,), (5,)),
         ((100,), 8, (70,), (64,), (64,)),
         ((100,), 8, (40,), (69,), (23,)),
+        ((100,), 8, (10,), (49,), (7,)),
+        ((100,), 8, (2,), (36,), (2,)),
     ],
 )
 def test_inner_chunks_left_open_are_the_sources_or_a_fitting_size(

@@ -57,6 +57,14 @@ def test_inner_chunks_in_bytes_of_others_and_of_the_index_are_told():
     assert use.n_shared == 1
 
 
+def test_an_inner_chunk_that_overlaps_an_index_is_told_whichever_begins_first():
+    for first in ((85, 95), (90, 95)):
+        use = byte_use(chunks_of([first], indexes=[(88, 100)], nbytes=100))
+        assert (use.overlapping.tolist(), use.overlapped.tolist()) == ([0], [-1])
+    two = byte_use(chunks_of([(0, 9)], indexes=[(20, 40), (30, 50)], nbytes=50))
+    assert len(two.overlapping) == 0
+
+
 def test_an_object_of_unknown_size_ends_with_its_last_piece():
     pieces = [(0, 10), None, (12, 30)]
     assert chunks_of(pieces, indexes=[(40, 60)], nbytes=100).end == 100
@@ -130,7 +138,10 @@ def test_a_picture_of_a_shard_counts_bytes_and_inner_chunks_where_they_are():
     grid = grid_bins(shard, source.layout, 2, 2)
     assert grid.nbytes.tolist() == [[30, 0], [5, 1]]
     assert grid.n_stored.tolist() == [[1, 0], [1, 1]]
-    assert grid_bins(shard, source.layout, 2, 1).nbytes.tolist() == [[30], [6]]
+    assert grid.row.tolist() == [[0, 1], [2, 3]]
+    joined = grid_bins(shard, source.layout, 2, 1)
+    assert (joined.nbytes.tolist(), joined.row.tolist()) == ([[30], [6]], [[0], [2]])
+    assert (joined.per_row, joined.per_column) == (1, 2)
     bins = byte_bins(shard, len(data) // 2)
     index, unused = np.zeros(len(data)), np.ones(len(data))
     index[70:] = 1
@@ -191,3 +202,28 @@ def test_objects_too_large_to_be_held_whole_end_the_verification():
     options = gpushard.Options(max_chunk_nbytes=4096)
     with pytest.raises(gpushard.LimitError, match="codecs around it"):
         verify_array(opened(meta, options).source)
+
+
+def test_inner_chunks_in_the_same_bytes_are_checked_once_and_all_told():
+    codecs = [LITTLE, CRC]
+    meta = document((4,), (4,), sharding((1,), codecs=codecs))
+    data = bytes(10) + index_of([(0, 5), (5, 5), (0, 5), (2, 5)])
+    result = verify_array(opened(meta, **{"0": data}).source)
+    counts = result.counts
+    assert (counts["n_checked_inner_chunks"], counts["read_nbytes"]) == (4, 10)
+    damage = [f for f in result.findings if f.is_damage]
+    told = [(f.inner_chunk, f.n_inner_chunks) for f in damage]
+    assert told == [((0,), 2), ((1,), 1), ((3,), 1)]
+    assert result.n_damaged_inner_chunks == 4
+    overlap = next(f for f in result.findings if f.kind == "overlap")
+    assert (overlap.inner_chunk, overlap.got) == ((1,), "bytes 5 to 10")
+    assert "in bytes of inner chunk (3,):" in overlap.message
+
+
+def test_the_picture_of_a_shard_begins_at_its_first_inner_chunk():
+    meta = document((7, 9), (4, 6), sharding((2, 3), codecs=[LITTLE]))
+    data = bytes(24) + index_of([(0, 6), (6, 6), (12, 6), (18, 6)])
+    shard = map_shard(opened(meta, **{"1_1": data}).source, (1, 1))
+    assert isinstance(shard, ShardMap)
+    assert (shard.grid_shape, shard.origin, shard.order_name) == ((2, 2), (2, 2), "c")
+    assert (shard.decoded_nbytes, shard.use.order.tolist()) == (6, [0, 1, 2, 3])

@@ -54,6 +54,28 @@ def test_a_report_reads_as_one_line_a_fact():
     )
 
 
+@pytest.mark.parametrize(("n_device", "n_host"), [(7, 0), (0, 7), (5, 2)])
+def test_a_report_of_a_device_tells_who_decoded(n_device, n_host):
+    counts = {"n_decoded_on_device": n_device, "n_decoded_on_host": n_host}
+    lines = str(report(n_refused_inner_chunks=2, **counts)).splitlines()
+    told = f"{n_device} on the device (2 refused), {n_host} on the host"
+    assert lines[6] == f"decoded       {told}"
+
+
+def test_a_report_tells_what_was_kept_which_loops_ran_and_why_on_the_device():
+    told = dataclasses.replace(
+        report(**COUNTS), n_kept_inner_chunks=9, loops="numba 0.6", device_why="no GPU"
+    )
+    lines = str(told).splitlines()
+    assert lines[0] == "array         ocean/salt on cpu (no GPU)"
+    assert lines[2] == "inner chunks  40 (2 missing, 9 kept)"
+    assert lines[-2] == "loops         compiled, with numba 0.6"
+
+
+def test_what_was_fetched_several_times_leaves_no_count_below_zero():
+    assert report(gap_nbytes=-3).gap_nbytes == 0
+
+
 def test_the_root_array_is_told_as_a_slash():
     root = dataclasses.replace(report(), array="")
     assert str(root).startswith("array         / on cpu\n")

@@ -84,7 +84,7 @@ def budget_for(
         raise _too_small(limit, held_nbytes + chunk_nbytes, least_read_nbytes)
     counts, slab = (1,) * len(shard), shard
     if left >= shard_nbytes:
-        counts = _counts(source, target, left // (2 * shard_nbytes) or 1)
+        counts = _counts(source, target, left // (2 * shard_nbytes))
         tile_nbytes = prod(counts) * shard_nbytes
     else:
         slab = _slab(shard, chunk, left // chunk_nbytes)
