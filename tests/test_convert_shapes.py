@@ -22,6 +22,7 @@ def test_a_shape_that_is_asked_for_is_of_whole_numbers_one_for_each_axis():
         ((365, 721, 1440), 4, (10, 721, 1440), None, (10, 91, 180)),
         ((365, 721, 1440), 4, None, None, (46, 46, 90)),
         ((100,), 8, None, None, (100,)),
+        ((1 << 22,), 1, None, None, (1 << 20,)),
         ((100, 100), 8, (30, 40), (60, 60), (30, 30)),
         ((), 8, (), None, ()),
         ((0, 5), 8, None, None, (1, 5)),

@@ -180,6 +180,7 @@ def test_more_damaged_entries_than_are_named_are_counted(monkeypatch):
     result = verify_array(opened(meta, **{"0": data}).source)
     more, *named = result.findings
     assert [found.inner_chunk for found in named] == [(0,), (1,)]
+    assert {found.kind for found in result.findings} == {"bounds"}
     assert more.message == "2 more entries are no valid byte ranges"
     assert (more.n_inner_chunks, result.n_damaged_inner_chunks) == (2, 4)
 
@@ -218,6 +219,21 @@ def test_inner_chunks_in_the_same_bytes_are_checked_once_and_all_told():
     overlap = next(f for f in result.findings if f.kind == "overlap")
     assert (overlap.inner_chunk, overlap.got) == ((1,), "bytes 5 to 10")
     assert "in bytes of inner chunk (3,):" in overlap.message
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "told"),
+    [
+        ([CRC], [CRC], ", with their crc32c"),
+        ([CRC], [], ", with their crc32c (not at every level)"),
+        ([], [], ", without a checksum"),
+    ],
+)
+def test_it_is_told_which_indexes_have_a_checksum(outer, inner, told):
+    nested = sharding((1,), index_codecs=[LITTLE, *inner])
+    outermost = sharding((2,), codecs=[nested], index_codecs=[LITTLE, *outer])
+    checks = verify_array(opened(document((4,), (4,), outermost)).source).checks
+    assert (checks[0].what, checks[0].how) == ("shard indexes", f"decoded{told}")
 
 
 def test_the_picture_of_a_shard_begins_at_its_first_inner_chunk():

@@ -190,8 +190,6 @@ def payload_tasks(
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """One row for each distinct byte range, by offset, and how many rows share it."""
-    if not len(rows):
-        return rows, rows
     rows = rows[np.lexsort((stop[rows], start[rows]))]
     is_first = np.ones(len(rows), bool)
     is_first[1:] = (np.diff(start[rows]) != 0) | (np.diff(stop[rows]) != 0)
