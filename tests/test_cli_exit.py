@@ -302,6 +302,22 @@ def test_a_verdict_that_cannot_be_printed_costs_no_page(sample, tmp_path):
     assert "whole" in page.read_text()
 
 
+def test_what_zarr_fails_to_read_is_neither_compared_nor_kept(
+    sample, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise RuntimeError("no  such\ncodec")
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", fail)
+    out = tmp_path / "u.npy"
+    (line,) = run(
+        "read", sample / "u", "--verify", "--out", out, code=2
+    ).stderr.splitlines()
+    assert "nothing was compared (RuntimeError: no such codec)" in line
+    assert line.endswith("; read it without --verify.")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_sample_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
     written = []
 
