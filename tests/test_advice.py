@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import inf, isfinite, prod
 
@@ -17,6 +18,7 @@ from gpushard.converting.advice import (
 from gpushard.devices.placement import RATES
 from gpushard.formats.v3 import parse_array
 from gpushard.options import DEFAULT, KIB, MIB
+from spec_shards import document
 
 BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 CRC = {"name": "crc32c"}
@@ -50,18 +52,8 @@ def layout(chunks, shards=None, compressor="zstd", shape=(4096, 4096, 64)):
     if shards is not None:
         configuration = {"chunk_shape": chunks, "codecs": inner}
         codecs = [codec("sharding_indexed", **configuration, index_codecs=[BYTES, CRC])]
-    grid = {"name": "regular", "configuration": {"chunk_shape": shards or chunks}}
-    document = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(shape),
-        "data_type": "float32",
-        "chunk_grid": grid,
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": 0,
-        "codecs": codecs,
-    }
-    return parse_array(document, "", DEFAULT)
+    meta = document(shape, shards or chunks, *codecs, dtype="float32")
+    return parse_array(meta, "", DEFAULT)
 
 
 def advice(*arguments, **named) -> Advice:
@@ -116,6 +108,25 @@ def test_an_array_without_shards_gets_some_and_few_bytes_make_more():
     assert 4 * prod(huge.better.shards) <= 64 * MIB
     fine = advice((64, 64, 8), (512, 512, 32))
     assert fine.is_fine, fine.reasons
+
+
+def test_shards_that_the_better_inner_chunks_do_not_divide_are_replaced():
+    told = advice((1000, 1000, 64), (1000, 1000, 64))
+    assert any(map(int.__mod__, (1000, 1000, 64), told.better.chunks))
+    assert not any(map(int.__mod__, told.better.shards, told.better.chunks))
+    assert "do not divide the shards" in " ".join(told.reasons)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "is_bound"), [(None, True), (3.0, True), (0.5, False)]
+)
+def test_decoding_is_the_bound_of_a_read_where_more_arrives_than_is_decoded(
+    ratio, is_bound
+):
+    told = " ".join(advise(layout((64, 64, 8), (512, 512, 32)), 16, ratio).reasons)
+    assert ("the bound of a read" in told) == is_bound
+    assert ("halved" in told) == (ratio is None)
+    assert ("stored 3.0 times smaller" in told) == (ratio == 3)
 
 
 @pytest.mark.parametrize("shape", [(), (100,)])
@@ -196,6 +207,16 @@ def test_the_command_that_is_told_does_what_was_advised(ndim, tmp_path):
     followed = run_json("info", dst, "--advise")["advice"]
     for name in ("shards", "chunks", "coding"):
         assert followed["now"][name] == advised["better"][name]
+
+
+def test_what_no_device_decodes_is_told_to_be_copied(tmp_path):
+    meta = document((64,), (64,), BYTES, CODECS["numcodecs.bz2"])
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    lines = run("info", tmp_path, "--advise").stdout.splitlines()
+    (now,) = [line for line in lines if line.startswith("as it is")]
+    (better,) = [line for line in lines if line.startswith("better")]
+    assert now.endswith("[e], then copied")
+    assert " streams, " in better
 
 
 def test_advice_on_a_group_is_refused(tmp_path_factory):

@@ -17,13 +17,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ShardingCodec
 
 from cli_runs import run, run_json, sentence
 from gpushard import Options
 from gpushard.cli import mapping, output
 from gpushard.cli.map_marks import colour
 from gpushard.stores.local import LocalStore
-from spec_shards import index_of
+from spec_shards import index_of, sharding
 
 CRC = {"name": "crc32c"}
 
@@ -206,6 +207,24 @@ def test_svg_is_well_formed_and_labels_every_piece(path, tmp_path):
     assert any("missing: reads as the fill value" in t for t in labels)
     assert any(t.startswith("unused, bytes 0 to 6") for t in labels)
     assert any(t.startswith("index, bytes 28 to 96") for t in labels)
+
+
+def test_a_nested_shard_that_is_missing_is_drawn(tmp_path):
+    nested = sharding((2,), codecs=[sharding((1,))])
+    z = zarr.create_array(
+        tmp_path / "a", shape=(6,), chunks=(6,), dtype="u1", fill_value=0,
+        serializer=ShardingCodec.from_dict(nested), compressors=None,
+    )  # fmt: skip
+    z[:2] = z[5:] = 1
+    out = tmp_path / "map.svg"
+    lines = run("map", tmp_path / "a", "--out", out).stdout
+    assert "3 stored of 6 within the array, 3 missing" in lines
+    root = ElementTree.parse(out).getroot()
+    labels = [e.text for e in root.iter("{http://www.w3.org/2000/svg}title")]
+    missing = [text for text in labels if "a nested shard" in text]
+    assert missing == ["a nested shard that is missing or damaged"] * 2
+    rows = run("map", tmp_path / "a").stdout.splitlines()
+    assert rows[rows.index("grid") + 1] == "████□□□□□□██"
 
 
 def test_svg_of_an_array_with_a_control_character_in_its_name_is_well_formed(
