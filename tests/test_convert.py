@@ -108,6 +108,18 @@ def test_historic_arrays_are_converted(format_name, tmp_path):
     assert report.verified
 
 
+@pytest.mark.parametrize("attributes", [{}, {"filters": "low-pass"}])
+def test_attributes_of_the_draft_that_are_no_codecs_are_carried(attributes, tmp_path):
+    made = {"shape": (4,), "chunks": (2,), "shards": (4,), "dtype": "i4"}
+    src, name = tmp_path / "src", "v3-draft-transformer"
+    gpushard.create_array(src, format=name, **made)
+    (file,) = src.rglob("*.array.json")
+    members = json.loads(file.read_text())
+    file.write_text(json.dumps(members | {"attributes": attributes}))
+    _, a = converted(src, tmp_path / "dst", chunks=2, shards=4)
+    assert dict(a.attrs) == attributes
+
+
 def test_a_rolled_array_is_converted_to_its_own_origin(tmp_path):
     src = zarr_array(tmp_path / "src", zarr_format=2, attributes={"_offset": [-1, 0]})
     want = gpushard.open_array(src, device="cpu")[...]

@@ -1,14 +1,12 @@
-"""Connections to a web server: kept, dropped, through proxies."""
+"""Connections to a web server: made, kept, dropped."""
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
 import socket
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,12 +18,10 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from gpushard.errors import StoreError, UnsupportedError
-from gpushard.options import DEFAULT, Options
+from gpushard.errors import StoreError
+from gpushard.options import Options
 from gpushard.stores.http import exchange, pool
 from gpushard.stores.http.client import HttpClient
-from gpushard.stores.http.connecting import origin_of, proxy_for
-from gpushard.stores.http.settings import settings_of
 from gpushard.stores.remote_url import open_url
 from raw_server import RawServer, sized
 from stored_object import BODY, read_one
@@ -66,7 +62,12 @@ ENDS: dict[str, tuple[bytes | None, ...]] = {
 }
 
 
-def test_no_request_follows_an_answer_that_nobody_asked_for(no_pauses):
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("has_poll", [True, False])
+def test_no_request_follows_an_answer_that_nobody_asked_for(has_poll, monkeypatch):
+    if not has_poll:
+        monkeypatch.delattr("select.poll", raising=False)
+
     def answer(*_: Any) -> Iterator[bytes]:
         yield sized(b"body")
         assert is_read.wait(9)
@@ -94,6 +95,13 @@ def test_no_request_follows_a_body_that_was_broken_off():
             with pytest.raises(StoreError, match="malformed chunk"):
                 store.get("a")
             assert server.n_connections == n
+
+
+def test_a_connection_is_kept_where_the_system_has_no_poll(server, store, monkeypatch):
+    monkeypatch.delattr("select.poll", raising=False)
+    for start in range(3):
+        assert read_one(store, start, start + 3).data.tobytes() == BODY[start:][:3]
+    assert server.n_connections == 1
 
 
 @pytest.mark.parametrize("kind", ENDS)
@@ -276,6 +284,24 @@ def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
             assert store.get("a") == b"body"
 
 
+def test_an_interrupt_while_a_host_is_reached_leaves_no_connection_open(
+    server, store, monkeypatch
+):
+    made: list[socket.socket] = []
+
+    def interrupted(one: socket.socket, _: Any) -> None:
+        made.append(one)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as planted:
+        planted.setattr(socket.socket, "connect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read_one(store)
+    (one,) = made
+    assert one.fileno() == -1
+    assert read_one(store).data.tobytes() == BODY
+
+
 def test_a_connection_that_an_interrupt_closed_when_it_was_kept_is_not_used(
     monkeypatch,
 ):
@@ -319,79 +345,3 @@ def test_connections_to_few_servers_are_kept(server, store, monkeypatch):
         kept.put(replace(place, port=port), kept.open(place))
     assert [origin.port for _, origin in kept._idle] == [7, 8, 9]
     assert sum(map(len, kept._idle.values())) == 3
-
-
-# Proxies
-
-
-def test_a_proxy_is_asked_with_the_whole_address():
-    with RawServer(lambda *_: [sized(b"body")]) as proxy:
-        url = proxy.url.replace("//", "//me:p%40s@")
-        store: Any = open_url(
-            "http://far.example/d", {"client_options": {"proxy_url": url}}
-        )
-        assert store.get("a b") == b"body"
-        assert url not in repr((store, store.settings))
-    (request,) = proxy.requests
-    assert request.startswith(b"GET http://far.example/d/a%20b HTTP/1.1\r\n")
-    assert b"\r\nHost: far.example\r\n" in request
-    told = base64.b64encode(b"me:p@s")
-    assert b"\r\nProxy-Authorization: Basic " + told + b"\r\n" in request
-
-
-@pytest.mark.parametrize(
-    ("excluded", "is_excluded"),
-    [
-        ("", False),
-        ("*", True),
-        ("example.org, 127.0.0.1", True),
-        ("127.0.0.0/8", True),
-        ("10.0.0.0/8,.0.1x", False),
-    ],
-)
-@pytest.mark.parametrize("by", ["environment", "settings"])
-def test_some_hosts_are_reached_without_the_proxy(
-    server, monkeypatch, excluded, is_excluded, by
-):
-    for name in ("HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with RawServer(lambda *_: [sized(b"proxied")]) as proxy:
-        client = {"proxy_url": proxy.url, "proxy_excludes": excluded}
-        if by == "environment":
-            monkeypatch.setenv("http_proxy", proxy.url)
-            monkeypatch.setenv("no_proxy", excluded)
-            client = {}
-        store = open_url(server.url, {"client_options": client})
-        assert store.get("c/0") == (BODY if is_excluded else b"proxied")
-
-
-@pytest.mark.parametrize("at", ["127.0.0.1:x", "[::1", "me:p/w@127.0.0.1:1"])
-def test_a_malformed_proxy_is_refused_without_its_password(at):
-    client = {"proxy_url": f"http://{at}"}
-    store = open_url("http://far.example", {"client_options": client})
-    with pytest.raises(UnsupportedError, match="proxy is malformed") as caught:
-        store.get("a")
-    assert "'p'" not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.parametrize("url", ["socks5://127.0.0.1:1", "https://127.0.0.1:1"])
-def test_a_proxy_of_another_kind_is_refused(url):
-    store = open_url("http://far.example", {"client_options": {"proxy_url": url}})
-    with pytest.raises(UnsupportedError, match=url.partition(":")[0]):
-        store.get("a")
-
-
-@pytest.mark.parametrize(
-    ("excluded", "direct"),
-    [
-        *((f"{any_} , A.H", ["a.h", "x.a.h"]) for any_ in ("", "b", "b.a.h", ".a")),
-        *((all_, ["a.h", "x.a.h", "xa.h"]) for all_ in ("h", ".h", "*.h", "*")),
-        *((none, []) for none in ("", ",", "a", "x.h", "*a")),
-    ],
-)
-def test_a_host_is_excluded_with_all_below_it(excluded, direct):
-    client = {"proxy_url": "http://p", "proxy_excludes": excluded}
-    settings = settings_of({"client_options": client}, DEFAULT, allows_http=True)
-    hosts = ["a.h", "x.a.h", "xa.h"]
-    found = [h for h in hosts if proxy_for(origin_of(f"http://{h}"), settings) is None]
-    assert found == direct
