@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 
 import numpy as np
@@ -190,6 +191,13 @@ def test_an_array_without_workloads_is_told_from_a_table_that_is_lost(tmp_path):
 @pytest.mark.parametrize(("n_rows", "n_workloads"), [(2, 3), (3, 1)])
 def test_random_rows_are_read_where_all_of_them_are_allowed(n_rows, n_workloads):
     assert len(timing.workloads((n_rows,), 1000, 2000)) == n_workloads
+
+
+def test_libraries_that_are_not_installed_take_no_part(path, monkeypatch):
+    for name in ("zarrs", "tensorstore"):
+        monkeypatch.setitem(sys.modules, name, None)
+    team = contenders.contenders(gpushard.open_array(path, device="cpu"))
+    assert [one.name for one in team] == ["gpushard", "zarr-python"]
 
 
 def test_what_is_no_array_is_refused_in_a_sentence(tmp_path):

@@ -262,6 +262,13 @@ def test_what_a_device_does_not_decode_is_told_with_its_reason(tmp_path, device)
 # what is not counted
 
 
+@pytest.mark.parametrize(("most", "n_stored"), [(8, 4), (7, None)])
+def test_files_are_counted_up_to_so_many(most, n_stored, tmp_path, monkeypatch):
+    src = write_shards(tmp_path / "a")  # four, their directories, and the document
+    monkeypatch.setattr(description, "_MAX_FILES", most)
+    assert run_json("info", src)["n_stored"] == n_stored
+
+
 def test_a_damaged_index_is_told(array):
     facts = run_json("info", array)
     assert (facts["n_damaged_indexes"], facts["why_not_counted"]) == (0, None)

@@ -119,6 +119,9 @@ def test_figures_are_those_of_the_shard(path):
     }
     assert facts["inner_chunks"][1]["state"] == "missing"
     assert facts["inner_chunks"][1]["offset"] is None
+    assert [row["place"] for row in facts["inner_chunks"]] == [2, None, 1, 0]
+    last = {"coordinate": [3], "state": "stored", "offset": 6, "nbytes": 1, "place": 0}
+    assert facts["inner_chunks"][3] == last
     assert facts["order"] == "other"
 
 

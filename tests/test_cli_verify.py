@@ -16,8 +16,10 @@ from cli_runs import run, run_json, sentence, write_shards
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard.cli import device_comparison, verification
+from gpushard.cli.verify_report import story
 from gpushard.converting.mark import NAME, Mark
 from gpushard.devices.find import Found
+from gpushard.inspection.findings import Finding
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.files import FileWriter
 from gpushard.stores.resolve import resolve
@@ -87,6 +89,13 @@ def test_findings_that_are_left_out_are_counted(shards, tmp_path, monkeypatch):
     text = run("verify", shards, "--html", page, code=1).stdout
     assert text.endswith("\n... and 1 more: see --json or --html\n")
     assert "Only the first 3 of 4 are listed." in page.read_text()
+
+
+def test_a_finding_is_told_with_what_is_known_of_it():
+    assert story(Finding("index", "c/0", None, 1, "lost")) == "lost"
+    known = {"codec": "zstd", "expected": "1", "got": "2", "hint": "do"}
+    found = Finding("decode", "c/0", (0,), 1, "lost", **known)
+    assert story(found) == "lost (codec zstd, expected 1, got 2); do"
 
 
 def test_progress_goes_to_stderr_and_data_to_stdout(damaged):

@@ -16,7 +16,13 @@ import gpushard
 from gpushard.inspection import contents
 from gpushard.inspection.columns import StoredChunks, byte_use
 from gpushard.inspection.contents import contents_of
-from gpushard.inspection.shard_map import ShardMap, byte_bins, grid_bins, map_shard
+from gpushard.inspection.shard_map import (
+    ShardMap,
+    byte_bins,
+    grid_bins,
+    map_shard,
+    order_name,
+)
 from gpushard.inspection.verify import verify_array
 from gpushard.planning.index import MISSING, PRESENT
 from hostile_shards import ZSTD
@@ -46,6 +52,7 @@ def test_gaps_and_order_of_a_shard_are_those_of_its_ranges():
     ]
     assert use.unused_nbytes == 50
     assert (len(use.overlapping), use.n_shared) == (0, 0)
+    assert byte_use(chunks_of([(5, 5), (5, 5), (5, 5)])).n_shared == 0
 
 
 def test_inner_chunks_in_bytes_of_others_and_of_the_index_are_told():
@@ -152,6 +159,18 @@ def test_a_picture_of_a_shard_counts_bytes_and_inner_chunks_where_they_are():
     assert np.flatnonzero(bins.n_chunks).tolist() == [5, 20, 30]
 
 
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        *(([0, 1, 2, 3, 4, 5], "c"), ([0, 3, 1, 4, 2, 5], "f"), ([3, 1, 2], "f")),
+        *(([0, 1, 3, 4, 2, 5], "morton"), ([0, 3, 1, 4, 5, 2], "other")),
+        *(([5, 0, 1], "other"), ([0, 1], None), ([], None)),
+    ],
+)
+def test_the_order_of_stored_inner_chunks_has_a_name(order, name):
+    assert order_name(np.array(order, np.int64), (2, 3)) == name
+
+
 def test_a_shard_without_axes_is_a_picture_of_one_inner_chunk():
     data = bytes(10) + index_of([(2, 3)])
     source = opened(document((), (), sharding((), codecs=[LITTLE, ZSTD])), **{"": data})
@@ -243,3 +262,13 @@ def test_the_picture_of_a_shard_begins_at_its_first_inner_chunk():
     assert isinstance(shard, ShardMap)
     assert (shard.grid_shape, shard.origin, shard.order_name) == ((2, 2), (2, 2), "c")
     assert (shard.decoded_nbytes, shard.use.order.tolist()) == (6, [0, 1, 2, 3])
+
+
+def test_bytes_of_inner_chunks_too_large_to_be_held_are_told_to_be_unchecked():
+    meta = document((8192,), (8192,), sharding((4096,), codecs=[LITTLE]))
+    data = bytes(8192) + index_of([(0, 4096), (4096, 4096)])
+    options = gpushard.Options(max_chunk_nbytes=1024)
+    result = verify_array(opened(meta, options, **{"0": data}).source, decodes=True)
+    assert (result.status, result.counts["n_checked_inner_chunks"]) == ("unverified", 0)
+    left = [check.what for check in result.checks if not check.is_done]
+    assert left == ["byte ranges", "bytes of inner chunks"]  # no size is told either
