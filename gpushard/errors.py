@@ -133,11 +133,11 @@ class GpushardError(Exception):
         return f"{text}; {self.hint}." if self.hint else f"{text}."
 
     @property
-    def _address(self) -> str | None:
+    def _address(self) -> str:
         """Store and path of the array, or what is known of them."""
         # If the error is a wrong argument, this may be a value of any type.
         url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
-        return "/".join(part for part in (url, path.strip("/")) if part) or None
+        return "/".join(part for part in (url, path.strip("/")) if part)
 
     # Python would do the same. But tblib, which distributed loads, has its own way for
     # exceptions without one, and cannot make a `MemoryError`.

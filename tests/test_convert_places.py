@@ -38,6 +38,17 @@ def test_a_place_that_overlaps_the_source_is_refused(tmp_path):
     assert_is_left(src)
 
 
+def test_a_group_that_overwrites_deletes_what_was_there_once(tmp_path):
+    zarr.create_group(tmp_path / "src")
+    for name in ("a", "b"):
+        stored(tmp_path / "src" / name)
+    dst = stored(tmp_path / "dst")
+    gpushard.convert(tmp_path / "src", dst, overwrite=True)
+    for name in ("a", "b"):
+        assert_is_left(dst / name)
+    assert {path.name for path in dst.iterdir()} == {"zarr.json", "a", "b"}
+
+
 NAMES = {
     "path": lambda place: place,
     "wrapped": lambda place: WrapperStore(LocalStore(place)),

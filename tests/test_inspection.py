@@ -26,7 +26,16 @@ from gpushard.inspection.shard_map import (
 from gpushard.inspection.verify import verify_array
 from gpushard.planning.index import MISSING, PRESENT
 from hostile_shards import ZSTD
-from spec_shards import CRC, EMPTY, LITTLE, document, index_of, opened, sharding
+from spec_shards import (
+    CRC,
+    EMPTY,
+    LITTLE,
+    document,
+    index_of,
+    opened,
+    shard_of,
+    sharding,
+)
 
 
 def chunks_of(ranges, *, indexes=(), nbytes=None) -> StoredChunks:
@@ -62,6 +71,12 @@ def test_inner_chunks_in_bytes_of_others_and_of_the_index_are_told():
     pairs = set(zip(use.overlapping.tolist(), use.overlapped.tolist(), strict=True))
     assert pairs in ({(1, 0), (3, -1)}, {(1, 2), (3, -1)})
     assert use.n_shared == 1
+
+
+def test_an_inner_chunk_is_told_to_overlap_the_one_that_reaches_farthest():
+    use = byte_use(chunks_of([(0, 10), (5, 50), (20, 30), (35, 40), (60, 70)]))
+    assert use.overlapping.tolist() == [1, 2, 3]
+    assert use.overlapped.tolist() == [0, 1, 1]
 
 
 def test_an_inner_chunk_that_overlaps_an_index_is_told_whichever_begins_first():
@@ -272,3 +287,13 @@ def test_bytes_of_inner_chunks_too_large_to_be_held_are_told_to_be_unchecked():
     assert (result.status, result.counts["n_checked_inner_chunks"]) == ("unverified", 0)
     left = [check.what for check in result.checks if not check.is_done]
     assert left == ["byte ranges", "bytes of inner chunks"]  # no size is told either
+
+
+def test_a_damaged_index_of_a_nested_shard_is_none_that_was_read():
+    whole, cut = shard_of(b"a", b"b"), shard_of(b"c", b"d")[:-1] + b"?"
+    meta = document((4,), (4,), sharding((2,), codecs=[sharding((1,))]))
+    result = verify_array(opened(meta, **{"0": shard_of(whole, cut)}).source)
+    (found,) = result.findings
+    assert (found.kind, found.inner_chunk, found.n_inner_chunks) == ("index", (2,), 2)
+    # The outermost index lies at an end that the store does not tell.
+    assert (result.counts["n_indexes"], result.counts["n_inner_chunks"]) == (1, 2)
