@@ -252,6 +252,7 @@ def test_inner_chunks_in_the_same_bytes_are_checked_once_and_all_told():
     assert result.n_damaged_inner_chunks == 4
     overlap = next(f for f in result.findings if f.kind == "overlap")
     assert (overlap.inner_chunk, overlap.got) == ((1,), "bytes 5 to 10")
+    assert overlap.n_inner_chunks == 0
     assert "in bytes of inner chunk (3,):" in overlap.message
 
 
