@@ -218,5 +218,5 @@ def test_only_groups_of_consolidated_metadata_are_groups_below():
     group = load_group(DocumentStore({"g/.zmetadata": {"metadata": nodes}}), "g")
     below = group_below(group, "b")
     assert below is not None
-    assert (below.path, dict(below.children)) == ("g/b", {"a": "array"})
+    assert (below.path, dict(below.known.children)) == ("g/b", {"a": "array"})
     assert group_below(group, "b/a") is group_below(group, "c") is None
