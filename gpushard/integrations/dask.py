@@ -47,8 +47,10 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
         blocks,
         name=f"gpushard-{tokenize(token, blocks)}",
         asarray=False,
-        # dask may pass slices on to the read, but no lists, which it reads differently.
-        fancy=False,
+        # dask 2026 passes slices on to the read only where it may pass lists, too. It
+        # never passes on several lists, or a list and an integer of another axis, which
+        # are what it and a read take differently.
+        fancy=True,
         meta=array.read((slice(0, 0),) * len(array.shape)),
     )
 
