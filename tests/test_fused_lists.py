@@ -87,6 +87,25 @@ def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkey
     assert_all_fused(seen)
 
 
+@pytest.mark.parametrize("way", ["direct", "requests"])
+@pytest.mark.parametrize("shape", [(1000,), (3, 1000), (1000, 3)], ids=str)
+def test_single_elements_along_one_axis_are_not_left_to_the_plain_way(
+    shape, way, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(boxes, "_LARGE_NBYTES", 512)
+    values = np.random.default_rng(3).integers(0, 9, shape, "i2")
+    chunks, shards = (tuple(min(n, most) for n in shape) for most in (100, 500))
+    how: Any = {"chunks": chunks, "shards": shards}
+    zarr.create_array(tmp_path, shape=shape, dtype="i2", **how)[...] = values
+    a = gpushard.open_array(tmp_path, options=FUSED)
+    taken = np.random.default_rng(4).permutation(1000)[:700]
+    key = tuple(taken if n == 1000 else 2 for n in shape)
+    take_way(monkeypatch, way)
+    seen = watch_sinks(monkeypatch)
+    assert_same_bits(a.oindex[key], values[key])
+    assert_all_fused(seen)
+
+
 @given(st.lists(st.integers(0, 30), max_size=40), st.data())
 def test_lists_name_every_element_once(inner, data):
     cells = st.lists(st.integers(1, 9), min_size=1, max_size=9)
@@ -120,6 +139,7 @@ def test_long_runs_and_small_elements_make_no_lists(monkeypatch):
     monkeypatch.setattr(boxes, "_LARGE_NBYTES", 512)
     assert Lists.of(members, 0, -512) is not None
     assert Lists.of(members, 0, 511) is None
+    assert Lists.of(members, 0, 511, is_alone=True) is not None
 
 
 LONG, N = 520, 103

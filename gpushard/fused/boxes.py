@@ -71,15 +71,20 @@ class Lists(NamedTuple):
     held: tuple[Ints, Ints]
 
     @classmethod
-    def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
+    def of(
+        cls, members: Members, axis: int, out_stride: int, *, is_alone: bool = False
+    ) -> Lists | None:
         """Lists of an axis; None if boxes of runs of its elements are better.
 
         Parameters
         ----------
         out_stride
             Bytes between neighbouring elements of the output along the axis.
+        is_alone
+            Whether one element is taken along all other axes. Then NumPy would have
+            little to place at a time, too.
         """
-        if abs(out_stride) < _LARGE_NBYTES:
+        if abs(out_stride) < _LARGE_NBYTES and not is_alone:
             return None
         inner, outer = map(np.ascontiguousarray, members[1:])
         begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
@@ -132,7 +137,12 @@ class Landing(NamedTuple):
         out, lists = target.out, None
         for axis, projection in enumerate(target.part.projections):
             if projection.members is not None:
-                lists = Lists.of(projection.members, axis, out.strides[axis])
+                lists = Lists.of(
+                    projection.members,
+                    axis,
+                    out.strides[axis],
+                    is_alone=out.size == out.shape[axis],
+                )
         return cls(target.part, address_of(out), out.shape, out.strides, lists)
 
 
