@@ -75,6 +75,66 @@ def test_so_are_those_that_do_not_become_points(place, small_read_chunks, key):
     assert_same_bits(found, np.ascontiguousarray(expected))
 
 
+@pytest.mark.parametrize("memory_limit", [2**28, 600], ids=["whole", "in parts"])
+@settings(max_examples=60)
+@given(key=crossed_keys())
+def test_so_are_those_that_are_picked_from_a_grid(place, memory_limit, key):
+    a = opened(place, small_read_chunks=0, memory_limit=memory_limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crossed, "_FEW_POINTS", 0)
+        found = a.oindex[key]
+        out = np.empty(found.shape, "f8")[..., ::-1]
+        a.read(orthogonal(key, SHAPE), out=out)
+    expected = np.ascontiguousarray(sts.take_orthogonal(VALUES, key))
+    assert_same_bits(found, expected)
+    assert_same_bits(out.copy(), expected.astype("f8"))
+
+
+GRID_KEY = ([22, 0, 7, 9, 22], [0, 9, 5, 13, 16, 3], slice(None, None, -1))
+
+
+def parts(a, key=GRID_KEY):
+    selection = orthogonal(key, SHAPE)
+    return list(crossed.with_grids(a.source, selection, a.dtype))
+
+
+def test_a_grid_has_one_list_and_slices_around_the_others(place):
+    ((_, around),) = parts(opened(place))
+    rows, columns, _ = around.grid.axes
+    assert rows.element.tolist() == GRID_KEY[0]
+    assert columns == (0, 1, 17, 0, 1, False)
+    ((_, around),) = parts(opened(place), ([1, 2], [14, 2, 8, 5], 1))
+    assert around.grid.axes[1] == (2, 3, 5, 0, 1, False)
+
+
+def test_a_grid_that_takes_much_memory_is_cut_between_shards(place):
+    whole_nbytes = 5 * 17 * 6 * 4 * crossed._AROUND_SHARE
+    assert len(parts(opened(place, memory_limit=whole_nbytes))) == 1
+    halves = parts(opened(place, memory_limit=whole_nbytes - 1))
+    assert [around is not None for _, around in halves] == [True, True]
+    rows = [sorted(part.axes[0].element.tolist()) for part, _ in halves]
+    assert sorted(rows) == [[0, 7, 9], [22, 22]] or sorted(rows) == [
+        [0, 7],
+        [9, 22, 22],
+    ]
+    # Of one shard, grids of all parts exceed so low a limit.
+    assert {around for _, around in parts(opened(place, memory_limit=1))} == {None}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ([0, 1], [0, 16], 0),
+        ([0, 1], [], 0),
+        ([], [0, 1], 0),
+        ([0, 1], [0, 1], slice(0)),
+    ],
+    ids=["cells between", "none", "none first", "none of a slice"],
+)
+def test_a_grid_that_would_touch_other_inner_chunks_is_not_read(place, key):
+    assert {around for _, around in parts(opened(place), key)} == {None}
+
+
 def test_only_several_index_arrays_become_points(place):
     source = opened(place).source
     for key in [(slice(2, 9), [1, 5]), ([3, 4], 2), (slice(None), slice(1, 3))]:

@@ -321,8 +321,8 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     assert kind_of_sink(seen) is HostSink
     a.oindex[[1, 50], [2, 70]]  # read as points
     assert kind_of_sink(seen) is FusedSink
-    a.oindex[np.arange(60), np.arange(60)]
-    assert kind_of_sink(seen) is HostSink
+    a.oindex[np.arange(60), np.arange(60)]  # picked from a grid
+    assert kind_of_sink(seen) is FusedSink
     gpushard.open_array(store, options=PLAIN)[...]
     assert kind_of_sink(seen) is HostSink
     bz2 = held(stored([codec("numcodecs.bz2", level=1)]).objects)

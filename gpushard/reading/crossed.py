@@ -1,22 +1,27 @@
-"""Cross products of index arrays -> points, where inner chunks give few elements each.
+"""Cross products of index arrays -> points, or a grid around them to pick from.
 
 The loops take one index array, or points, which are a list for each inner chunk. Other
-cross products are left to Python, which goes to the inner chunks one by one.
+cross products would be left to Python, which goes to the inner chunks one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
+from gpushard.planning.touched import open_mesh
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
     Ints,
     Orthogonal,
     Points,
+    SliceAxis,
     Wanted,
 )
 from gpushard.source import Source
@@ -24,23 +29,195 @@ from gpushard.source import Source
 # Elements of an inner chunk from which on it takes longer to list them than to go to
 # the inner chunk: 0.12 us for each, and 60 us.
 _MANY_PER_CHUNK = 256
+# Points up to which it takes as long to look for a grid around them as to list them.
+_FEW_POINTS = 1 << 9
+# Elements of a grid that are read and copied again in the time of one point.
+_MANY_PER_POINT = 50
+# Elements of a grid that take as long as Python needs to go to an inner chunk.
+_MANY_AROUND = 40_000
+# The part of the memory limit that a grid around the elements may take.
+_AROUND_SHARE = 4
 # Memory of the columns of a point, of which all points may take this part of the limit.
 _POINT_NBYTES, _LIMIT_SHARE = 100, 16
 
 
 def listed_as_points(source: Source, selection: Wanted) -> Wanted:
     """The selection, as points if that takes less time and little memory."""
-    if not isinstance(selection, Orthogonal):
+    if not is_crossed(selection):
         return selection
-    if sum([isinstance(axis, IndexAxis) for axis in selection.axes]) <= 1:
-        return selection
-    n_elements = prod(selection.grid_shape)
-    axes = zip(selection.axes, source.layout.inner_axes, strict=True)
-    n_chunks = prod(_n_touched(taken, cells) for taken, cells in axes)
+    n_elements, n_chunks = prod(selection.grid_shape), _n_chunks(source, selection)
+    if n_elements > _FEW_POINTS:
+        around = Around.of(source, selection)
+        if around is not None and around.n_elements <= _MANY_PER_POINT * n_elements:
+            return selection
     is_little = n_elements * _POINT_NBYTES * _LIMIT_SHARE <= source.options.memory_limit
     if not is_little or n_elements > _MANY_PER_CHUNK * n_chunks:
         return selection
     return points_of(selection)
+
+
+def is_crossed(selection: Wanted) -> TypeGuard[Orthogonal]:
+    """Whether a selection is a cross product of several index arrays."""
+    if not isinstance(selection, Orthogonal):
+        return False
+    return sum([isinstance(axis, IndexAxis) for axis in selection.axes]) > 1
+
+
+class Around(NamedTuple):
+    """A grid around a cross product, which touches the same inner chunks.
+
+    Attributes
+    ----------
+    grid
+        What is read: at most one index array, with slices in place of the others.
+    picked
+        For each axis, which elements of the grid are wanted, in the order in which the
+        selection has them; None for all.
+    """
+
+    grid: Orthogonal
+    picked: tuple[Ints | None, ...]
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements of the grid."""
+        return prod(self.grid.shape)
+
+    @classmethod
+    def of(cls, source: Source, selection: Orthogonal) -> Around | None:
+        """Grid around a selection of several index arrays.
+
+        None if Python reads the selection faster, or the grid would touch more inner
+        chunks.
+        """
+        axes: list[AxisSelection] = []
+        picked: list[Ints | None] = []
+        keeps_one = False
+        for taken, cells in zip(selection.axes, source.layout.inner_axes, strict=True):
+            nth: Ints | None = None
+            if isinstance(taken, SliceAxis):
+                dense = SliceAxis(taken.start, taken.step, taken.length)
+            elif not keeps_one:
+                # Elements of the first axis are followed by the longest runs of bytes.
+                dense = IndexAxis(taken.element, np.arange(taken.length))
+                keeps_one = True
+            else:
+                dense = _slice_around(taken.element, cells)
+                if dense is None:
+                    return None
+                nth = (taken.element - dense.start) // dense.step
+            axes.append(dense)
+            picked.append(nth)
+        shape = tuple(axis.length for axis in axes)
+        if not 0 < prod(shape) <= _MANY_AROUND * _n_chunks(source, selection):
+            return None
+        return cls(Orthogonal(tuple(axes), shape), tuple(picked))
+
+    def put(
+        self, found: NDArray[Any], selection: Orthogonal, out: NDArray[Any]
+    ) -> None:
+        """Copy the wanted elements of the grid to where the selection has them."""
+        for axis, nth in enumerate(self.picked):
+            if nth is not None:
+                found = found.take(nth, axis)
+        landing = tuple(map(_landing, selection.axes))
+        is_plain = all(isinstance(one, slice) for one in landing)
+        selection.on_grid(out)[landing if is_plain else open_mesh(landing)] = found
+
+
+def with_grids(
+    source: Source, selection: Orthogonal, dtype: np.dtype[Any]
+) -> Iterator[tuple[Orthogonal, Around | None]]:
+    """The selection in parts of whole shards, each with the grid that is read for it.
+
+    There is no grid if that is slower, if that of a single shard does not fit its part
+    of the memory limit, or if elements take more memory than their size tells.
+
+    Parameters
+    ----------
+    dtype
+        Data type of the grid.
+    """
+    if dtype.hasobject:
+        yield selection, None
+        return
+    waiting = [selection]
+    while waiting:
+        part = waiting.pop()
+        around = Around.of(source, part)
+        most_nbytes = source.options.memory_limit // _AROUND_SHARE
+        if around is not None and around.n_elements * dtype.itemsize > most_nbytes:
+            halves = _halves(source, part)
+            if halves:
+                waiting += halves
+                continue
+            around = None
+        yield part, around
+
+
+def _halves(source: Source, selection: Orthogonal) -> list[Orthogonal]:
+    """Two parts of whole shards; none if all is in one shard."""
+    for d, (taken, cells) in enumerate(
+        zip(selection.axes, source.layout.axes, strict=True)
+    ):
+        if isinstance(taken, SliceAxis):
+            first, last = cells.cell_at(taken.start), cells.cell_at(taken.last)
+        else:
+            ends = taken.element.min(), taken.element.max()
+            first, last = map(cells.cell_at, ends)
+        if first < last:
+            middle = int(cells.start_of((int(first) + int(last) + 1) // 2))
+            axes = selection.axes
+            return [
+                selection._replace(axes=(*axes[:d], part, *axes[d + 1 :]))
+                for part in _cut_at(taken, middle)
+            ]
+    return []
+
+
+def _cut_at(taken: AxisSelection, border: int) -> tuple[AxisSelection, AxisSelection]:
+    """The elements before a border, and those from there on: some of each."""
+    if isinstance(taken, SliceAxis):
+        n = int(taken.n_before(border))
+        before = taken._replace(length=n)
+        behind = taken._replace(
+            start=taken.start + n * taken.step,
+            length=taken.length - n,
+            out_start=taken.out_start + n * taken.out_step,
+        )
+        return before, behind
+    is_before = taken.element < border
+    before, behind = (
+        IndexAxis(taken.element[rows], taken.out_index[rows])
+        for rows in (is_before, ~is_before)
+    )
+    return before, behind
+
+
+def _landing(taken: AxisSelection) -> slice | Ints:
+    if isinstance(taken, SliceAxis):
+        return taken.landing
+    first = int(taken.out_index[0])
+    is_run = bool((np.diff(taken.out_index) == 1).all())
+    return slice(first, first + taken.length) if is_run else taken.out_index
+
+
+def _slice_around(element: Ints, cells: GridAxis) -> SliceAxis | None:
+    """Slice with all of the elements, if it touches no other cells than they do."""
+    distinct = np.unique(element)
+    if not len(distinct):
+        return None
+    step = int(np.gcd.reduce(np.diff(distinct), initial=0)) or 1
+    first = int(distinct[0])
+    around = SliceAxis(first, step, (int(distinct[-1]) - first) // step + 1)
+    touched = np.unique(cells.cell_at(distinct))
+    is_same = len(touched) == int(touched[-1]) - int(touched[0]) + 1
+    return around if is_same else None
+
+
+def _n_chunks(source: Source, selection: Orthogonal) -> int:
+    axes = zip(selection.axes, source.layout.inner_axes, strict=True)
+    return prod(_n_touched(taken, cells) for taken, cells in axes)
 
 
 def _n_touched(taken: AxisSelection, cells: GridAxis) -> int:

@@ -18,13 +18,13 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
-from gpushard.reading.crossed import listed_as_points
+from gpushard.reading.crossed import is_crossed, listed_as_points, with_grids
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.reading.small import read_small
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
-from gpushard.selecting.selection import Listed, Selection, Wanted
+from gpushard.selecting.selection import Listed, Orthogonal, Selection, Wanted
 from gpushard.source import Source
 
 # From this size on the compiled loops read a single inner chunk faster than Python,
@@ -150,6 +150,37 @@ def read_at_once(
     damage: Damage,
 ) -> None:
     """Read `selections` into the host arrays `outs`, as one batch."""
+    if len(selections) == 1 and is_crossed(selections[0]):
+        _read_crossed(source, selections[0], outs[0], tally, damage)
+    else:
+        _read_planned(source, selections, outs, tally, damage)
+
+
+def _read_crossed(
+    source: Source,
+    selection: Orthogonal,
+    out: NDArray[Any],
+    tally: Tally,
+    damage: Damage,
+) -> None:
+    """Read a cross product of index arrays, from grids around them if they fit."""
+    for part, around in with_grids(source, selection, out.dtype):
+        if around is None:
+            _read_planned(source, [part], [out], tally, damage)
+            continue
+        grid = np.empty(around.grid.shape, out.dtype)
+        beside = source.beside(grid.nbytes)
+        _read_planned(beside, [around.grid], [grid], tally, damage)
+        around.put(grid, part, out)
+
+
+def _read_planned(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+    damage: Damage,
+) -> None:
     with tally.stage("plan"):
         job = host_job(source, selections, outs, tally, damage)
     execute([job])
