@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +175,11 @@ class Group(Mapping[str, Array]):
 
     def on_host(self) -> Group:
         """The same group, with its arrays on the host."""
+        document = self._document
+        if self._contents is not None:
+            document = replace(document, contents=self._contents)
         how = self._options, self._reads_consolidated
-        return Group(self._store, self._document, "cpu", *how)
+        return Group(self._store, document, "cpu", *how)
 
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
@@ -236,8 +240,20 @@ class Group(Mapping[str, Array]):
         if not isinstance(name, str):
             return False
         contents = self._contents
-        if contents is not None and contents.is_listed and "/" not in name:
-            return contents.children.get(name) == "array"
+        if contents is None or not contents.is_listed or "/" in name:
+            try:
+                return self._finds(name)
+            except StoreError:
+                if "/" in name:
+                    raise
+                # No key, or a document that cannot be read: the names tell.
+                contents = self._looked_up()
+                if not contents.is_listed:
+                    raise
+        return contents.children.get(name) == "array"
+
+    def _finds(self, name: str) -> bool:
+        """Whether there is an array, or a broken node."""
         try:
             with naming(self._store, self._join(name)):
                 self._found(name)

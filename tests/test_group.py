@@ -266,6 +266,32 @@ def test_a_group_is_listed_only_for_its_names_and_once(tmp_path, zarr_format):
     assert store.asked == ("",)
 
 
+@pytest.mark.parametrize("name", ["..", "a\0b", "n" * 300])
+def test_a_name_that_no_file_can_have_is_not_in_a_group(place, name):
+    assert name not in gpushard.open_group(place)
+
+
+def test_an_array_whose_document_cannot_be_read_is_in_a_group_as_among_its_names(
+    tmp_path,
+):
+    zarr.create_group(tmp_path / "g").create_group("below")
+    (tmp_path / "outside").touch()
+    (tmp_path / "g" / "a").mkdir()
+    (tmp_path / "g" / "a" / "zarr.json").symlink_to(tmp_path / "outside")
+    for g in (gpushard.open_group(tmp_path / "g") for _ in range(2)):
+        assert "a" in g
+        assert list(g) == ["a"]
+        assert "a" in g
+
+
+def test_a_listing_serves_the_same_group_on_the_host(tmp_path):
+    zarr.create_group(tmp_path).create_array("a", shape=(3,), dtype="u1")
+    store = Listing(tmp_path)
+    g = gpushard.open_group(store)
+    assert list(g) == list(g.on_host()) == ["a"]
+    assert store.asked == ("",)
+
+
 def test_a_name_that_is_absent_is_told_although_the_store_cannot_be_listed(place):
     class Busy(LocalStore):
         def list_children(self, prefix):
@@ -278,6 +304,8 @@ def test_a_name_that_is_absent_is_told_although_the_store_cannot_be_listed(place
         g["absent"]
     with pytest.raises(gpushard.StoreError, match=r"busy.*g\.zarr"):
         list(g)
+    with pytest.raises(gpushard.StoreError, match=r"busy.*g\.zarr"):
+        ".." in g  # noqa: B015
 
 
 @pytest.mark.network
