@@ -18,7 +18,7 @@ from zarr_oracle import assert_same_bits, quiet_zarr
 
 xr = pytest.importorskip("xarray", reason="the extra `xarray` is not installed")
 
-from xarray.core.indexing import VectorizedIndexer  # noqa: E402 - only where it is
+from xarray.core import indexing  # noqa: E402 - only where it is
 
 from gpushard.integrations import xarray_points  # noqa: E402 - as above
 from gpushard.integrations.xarray_arrays import LazyArray  # noqa: E402 - as above
@@ -44,6 +44,7 @@ def stored(values, chunks, shards=None):
 
 MAPS = stored(VALUES, (4, 6, 6), (8, 30, 30))
 FEW = np.arange(120).reshape(4, 5, 6)
+MAP = LazyArray(gpushard.open_array(MAPS, device="cpu"))
 LAZY = LazyArray(gpushard.open_array(stored(FEW, (2, 2, 3)), device="cpu"))
 
 
@@ -59,7 +60,11 @@ def keys(draw):
         own = [m if draw(st.booleans()) else 1 for m in shape]
         size = prod(own)
         places = st.lists(st.integers(0, n - 1), min_size=size, max_size=size)
-        key.append(np.array(draw(places), "i8").reshape(own))
+        given = np.array(draw(places), "i8").reshape(own)
+        # xarray hands out arrays that it has broadcast.
+        key.append(
+            np.broadcast_to(given, shape).copy() if draw(st.booleans()) else given
+        )
     return tuple(key)
 
 
@@ -78,7 +83,7 @@ def test_points_are_those_of_numpy_whichever_way_they_are_read(as_grid, key):
     with pytest.MonkeyPatch.context() as patch:
         if as_grid is not None:
             patch.setattr(xarray_points, "_is_quicker_as_grid", lambda *_: as_grid)
-        assert_same_bits(LAZY[VectorizedIndexer(key)], expected)
+        assert_same_bits(LAZY[indexing.VectorizedIndexer(key)], expected)
 
 
 def sizes_read(y, x, options=DEFAULTS):
@@ -116,6 +121,30 @@ def test_a_map_on_another_grid_is_picked_from_a_grid(step):
     y, x = OBLIQUE[::step], ALONG[::step]
     n_rows = len(np.unique(y))
     assert sizes_read(y, x) == [8 * n_rows * 20]
+
+
+def test_of_what_xarray_has_broadcast_one_part_is_looked_through(monkeypatch):
+    """All elements along each axis took longer than to read them as points."""
+    different, sizes = xarray_points._different, []
+
+    def noted(numbers, end):
+        sizes.append(numbers.size)
+        return different(numbers, end)
+
+    monkeypatch.setattr(xarray_points, "_different", noted)
+    lazy = xr.Variable(tuple("tyx"), indexing.LazilyIndexedArray(MAP))
+    y, x = (xr.Variable(("a", "b"), indices) for indices in (OBLIQUE, ALONG))
+    found = lazy.isel(y=y, x=x).values
+    assert_same_bits(np.ascontiguousarray(found), VALUES[:, OBLIQUE, ALONG])
+    assert max(sizes) == OBLIQUE.size
+    assert sum(sizes) < 8 * OBLIQUE.size
+
+
+@pytest.mark.parametrize("as_grid", [False, True])
+def test_one_point_listed_again_and_again_is_as_many_elements(monkeypatch, as_grid):
+    monkeypatch.setattr(xarray_points, "_is_quicker_as_grid", lambda *_: as_grid)
+    key = tuple(np.full((2, 3), n) for n in (1, 4, 5))
+    assert_same_bits(LAZY[indexing.VectorizedIndexer(key)], FEW[key])
 
 
 def test_a_grid_that_exceeds_the_memory_limit_is_not_read():

@@ -36,8 +36,11 @@ def read_points(array: Array, key: Sequence[Any]) -> Any:
         another; the axes of slices follow theirs in the result.
     """
     listed = _all_listed(key, array.shape)
-    if array.device == "cpu" and _is_quicker_as_grid(array, listed):
-        return _picked(array, listed)
+    if array.device == "cpu":
+        shape = np.broadcast_shapes(*(indices.shape for indices in listed))
+        distinct = [_without_repetition(indices) for indices in listed]
+        if _is_quicker_as_grid(array, distinct, prod(shape)):
+            return _picked(array, distinct, shape)
     return array.read(expressions.points(tuple(listed), array.shape))
 
 
@@ -56,16 +59,39 @@ def _all_listed(key: Sequence[Any], shape: Sequence[int]) -> Arrays:
     return listed
 
 
-def _picked(array: Array, listed: Arrays) -> Any:
+def _without_repetition(indices: NDArray[Any]) -> NDArray[Any]:
+    """One of each of several equal parts: xarray hands out what it has broadcast."""
+    for d, n in enumerate(indices.shape):
+        if n < 2:
+            continue
+        first, last = indices.take([0], d), indices.take([-1], d)
+        if np.array_equal(first, last) and bool((indices == first).all()):
+            indices = first
+    return indices
+
+
+def _picked(array: Array, distinct: Arrays, shape: tuple[int, ...]) -> Any:
     """The points, from a grid of their elements along each axis."""
     along: list[Any] = []
     nth: list[NDArray[Any]] = []
-    for indices in listed:
-        elements, places = np.unique(indices, return_inverse=True)
+    for indices, n in zip(distinct, array.shape, strict=True):
+        elements = _different(indices, n)
         along.append(_as_slice(elements))
-        nth.append(places.reshape(indices.shape))
+        nth.append(np.broadcast_to(np.searchsorted(elements, indices), shape))
     grid = array.read(expressions.orthogonal(tuple(along), array.shape))
     return grid[tuple(nth)]
+
+
+def _different(numbers: NDArray[Any], end: int) -> NDArray[Any]:
+    """The different ones of `numbers`, which are from 0 on and below `end`, ascending.
+
+    Without sorting, unless a mark for each possible number takes more memory.
+    """
+    if end > numbers.nbytes:
+        return np.unique(numbers)
+    is_there = np.zeros(end, bool)
+    is_there[numbers] = True
+    return np.flatnonzero(is_there)
 
 
 def _as_slice(elements: NDArray[Any]) -> slice | NDArray[Any]:
@@ -76,41 +102,43 @@ def _as_slice(elements: NDArray[Any]) -> slice | NDArray[Any]:
     return slice(first, last + 1, step) if is_even else elements
 
 
-def _is_quicker_as_grid(array: Array, listed: Arrays) -> bool:
+def _is_quicker_as_grid(array: Array, distinct: Arrays, n_points: int) -> bool:
     """Whether reading a grid around points, and picking them, takes less time.
 
     The grid must fit the memory limit.
     """
     source = array.source
     axes = source.layout.inner_axes
-    n_points, n_cells, n_grid, n_grid_cells = _counts(listed, axes)
+    along = zip(distinct, array.shape, strict=True)
+    n_grid = prod(len(_different(indices, n)) for indices, n in along)
     if n_grid * array.dtype.itemsize > source.options.memory_limit:
         return False
+    more_ns = n_grid * _GRID_NS - n_points * _POINT_NS
+    if more_ns >= 0:  # the grid has no fewer inner chunks
+        return False
+    n_cells, n_grid_cells = _counts(distinct, axes)
     cell_ns = prod(axis.longest for axis in axes) * array.dtype.itemsize * _BYTE_NS
-    as_points = n_points * _POINT_NS + n_cells * cell_ns
-    return n_grid * _GRID_NS + n_grid_cells * cell_ns < as_points
+    return more_ns + (n_grid_cells - n_cells) * cell_ns < 0
 
 
-def _counts(listed: Arrays, axes: Sequence[GridAxis]) -> tuple[int, int, int, int]:
-    """Numbers of points, of their cells, and of elements and cells of their grid.
+def _counts(distinct: Arrays, axes: Sequence[GridAxis]) -> tuple[int, int]:
+    """Numbers of cells of points, and of their grid.
 
     Arrays that vary where no other does count by themselves: to combine a year of hours
     with a map would list all points.
     """
-    n_points = n_cells = n_grid = n_grid_cells = 1
+    n_cells = n_grid_cells = n_numbers = 1
     number = np.zeros(1, np.int64)
-    for indices, axis in zip(listed, axes, strict=True):
+    for indices, axis in zip(distinct, axes, strict=True):
         cell = axis.cell_at(indices)
-        n_own_cells = len(np.unique(cell))
-        n_grid *= len(np.unique(indices))
+        n_own_cells = len(_different(cell, axis.n_cells))
         n_grid_cells *= n_own_cells
-        if any(_vary_together(indices, o) for o in listed if o is not indices):
+        if any(_vary_together(indices, o) for o in distinct if o is not indices):
             number = number * axis.n_cells + cell
+            n_numbers *= axis.n_cells
         else:
-            n_points *= indices.size
             n_cells *= n_own_cells
-    n_together = len(np.unique(number))
-    return n_points * number.size, n_cells * n_together, n_grid, n_grid_cells
+    return n_cells * len(_different(number, n_numbers)), n_grid_cells
 
 
 def _vary_together(one: NDArray[Any], other: NDArray[Any]) -> bool:
