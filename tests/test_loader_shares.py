@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -224,6 +225,19 @@ def test_a_loader_made_while_another_thread_imports_torch_waits_for_it(tmp_path)
         check=True,
         timeout=60,
     )
+
+
+def test_a_loader_is_made_although_torch_cannot_be_imported(monkeypatch):
+    name = "torch.utils.data"
+    monkeypatch.setitem(sys.modules, name, None)
+    assert len(Loader(labels(), batch_size=N)) == 1
+
+    def fails(name):
+        raise OSError("another thread found no libtorch.so")
+
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(importlib, "import_module", fails)
+    assert len(Loader(labels(), batch_size=N)) == 1
 
 
 @pytest.mark.parametrize("given", [(0, None), (None, 2), (2, 2), (-1, 2)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from types import ModuleType
 
 from gpushard.errors import UnsupportedError
@@ -47,5 +48,9 @@ def refuse_workers(*, device: bool) -> None:
 
 def _imported() -> ModuleType | None:
     name = "torch.utils.data"
-    # Waits for another thread that is just importing it.
-    return importlib.import_module(name) if name in sys.modules else None
+    if sys.modules.get(name) is not None:
+        # Waits for another thread that is just importing it. If that fails, its error
+        # is for that thread.
+        with suppress(Exception):
+            return importlib.import_module(name)
+    return None
