@@ -153,6 +153,20 @@ def test_a_grid_that_exceeds_the_memory_limit_is_not_read():
     assert sizes == [[GRID_SIZE], [8 * OBLIQUE.size]]
 
 
+def test_damage_beside_the_points_of_a_map_does_not_hinder_them(tmp_path):
+    z = zarr.create_array(
+        tmp_path, shape=VALUES.shape, chunks=(8, 6, 6), dtype=VALUES.dtype
+    )
+    z[...] = VALUES
+    (tmp_path / "c/0/7/0").write_bytes(b"damaged")  # in the grid, but of no point
+    array = gpushard.open_array(tmp_path, device="cpu")
+    found = read_points(array, (slice(None), OBLIQUE, ALONG))
+    assert_same_bits(found, np.moveaxis(VALUES[:, OBLIQUE, ALONG], 0, -1))
+    (tmp_path / "c/0/0/0").write_bytes(b"damaged")
+    with pytest.raises(gpushard.CorruptShardError, match="c/0/0/0"):
+        read_points(array, (slice(None), OBLIQUE, ALONG))
+
+
 @pytest.mark.parametrize(
     "indexers",
     [

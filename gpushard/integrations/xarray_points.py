@@ -8,6 +8,7 @@ and its elements lie in rows, which takes an eighth of the time of a list.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.array import Array
+from gpushard.errors import GpushardError
 from gpushard.layout import GridAxis
 from gpushard.selecting import expressions
 
@@ -40,7 +42,9 @@ def read_points(array: Array, key: Sequence[Any]) -> Any:
         shape = np.broadcast_shapes(*(indices.shape for indices in listed))
         distinct = [_without_repetition(indices) for indices in listed]
         if _is_quicker_as_grid(array, distinct, prod(shape)):
-            return _picked(array, distinct, shape)
+            # Damage elsewhere in the grid is no matter of the points.
+            with suppress(GpushardError):
+                return _picked(array, distinct, shape)
     return array.read(expressions.points(tuple(listed), array.shape))
 
 
