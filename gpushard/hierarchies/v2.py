@@ -48,7 +48,7 @@ def find_array(store: Store, path: str) -> Document | None:
 def find_group(
     store: Store, path: str, *, use_consolidated: bool | None = None
 ) -> GroupDocument | None:
-    """Group at `path`, with what lies below it; None if there is no node.
+    """Group at `path`; None if there is no node.
 
     What `use_consolidated` means, `gpushard.metadata.load_group` says.
     """
