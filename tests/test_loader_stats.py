@@ -15,7 +15,7 @@ from gpushard.loader.stats import Progress, figures
 from gpushard.loader.stop_flag import StopFlag
 from loader_data import N, labels
 
-SLOW_S = 0.02
+SLOW_S = 0.1
 
 
 @pytest.mark.parametrize("transform", [None, np.copy])
@@ -30,7 +30,8 @@ def test_waiting_for_slow_reads_is_told(transform, monkeypatch):
     with Loader(labels(), batch_size=N, transform=transform) as loader:
         list(loader)
         stats = loader.stats()
-    assert SLOW_S / 2 < stats["waiting_seconds"] < stats["seconds"]
+    # The read may be under way for a while before the loader is asked for its batch.
+    assert SLOW_S / 10 < stats["waiting_seconds"] < stats["seconds"]
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 2])
