@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import zarr
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 import gpushard
 import selection_strategies as sts
+from gpushard.options import MIB
 from gpushard.reading import crossed
 from gpushard.reading.crossed import listed_as_points, points_of
 from gpushard.selecting.expressions import orthogonal
@@ -119,6 +122,46 @@ def test_a_grid_that_takes_much_memory_is_cut_between_shards(place):
     ]
     # Of one shard, grids of all parts exceed so low a limit.
     assert {around for _, around in parts(opened(place, memory_limit=1))} == {None}
+
+
+def test_what_is_picked_of_repeated_elements_takes_little_memory(place):
+    key = [0, 1], [3, 4] * 100, 0
+    ((_, around),) = parts(opened(place), key)
+    assert (around.n_elements, around.most_held) == (2 * 2, 2 * 200)
+    most_nbytes = 2 * 200 * 4 * crossed._AROUND_SHARE
+    ((_, around),) = parts(opened(place, memory_limit=most_nbytes), key)
+    assert around is not None
+    ((_, around),) = parts(opened(place, memory_limit=most_nbytes - 1), key)
+    assert around is None
+
+
+def test_a_grid_adds_few_bytes_of_plain_elements(tmp_path):
+    shape, chunks = (2, 2000, 400), (1, 1000, 400)
+    how: Any = {"shape": shape, "chunks": chunks, "dtype": "i4"}
+    zarr.create_array(tmp_path / "plain", compressors=None, **how)
+    zarr.create_array(tmp_path / "zstd", **how)
+    for name, extra, is_grid in [
+        ("plain", 82, False),
+        ("plain", 81, True),
+        ("zstd", 82, True),
+    ]:
+        # 1,600 bytes a row; between the inner chunks, `extra` rows are not wanted.
+        columns = [998 - extra, 999 - extra, 1000, 1001]
+        selection = orthogonal(([0, 1], columns, 0), shape)
+        a = opened(tmp_path / name)
+        ((_, around),) = crossed.with_grids(a.source, selection, a.dtype)
+        assert (around is not None) is is_grid
+
+
+def test_an_inner_chunk_need_not_fit_beside_a_grid(tmp_path, monkeypatch):
+    monkeypatch.setattr(crossed, "_FEW_POINTS", 0)
+    how: Any = {"shape": (4, 61, MIB), "chunks": (2, 61, MIB // 2), "dtype": "u1"}
+    zarr.create_array(tmp_path, fill_value=3, **how)
+    a = opened(tmp_path, memory_limit=64 * MIB, small_read_chunks=0)
+    key = [0, 3], [5, 7, 8], slice(4)
+    ((_, around),) = crossed.with_grids(a.source, orthogonal(key, a.shape), a.dtype)
+    assert around is not None
+    assert_same_bits(a.oindex[key], np.full((2, 3, 4), 3, "u1"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
+from gpushard.options import KIB
 from gpushard.planning.touched import open_mesh
 from gpushard.selecting.selection import (
     AxisSelection,
@@ -35,8 +36,12 @@ _FEW_POINTS = 1 << 9
 _MANY_PER_POINT = 50
 # Elements of a grid that take as long as Python needs to go to an inner chunk.
 _MANY_AROUND = 40_000
-# The part of the memory limit that a grid around the elements may take.
+# The part of the memory limit that a grid around the elements may take, and as much
+# again what is picked from it.
 _AROUND_SHARE = 4
+# Unwanted bytes of an inner chunk of plain elements that a grid may add, if the store
+# does not say that more of them cost less than a request.
+_LITTLE_ADDED = 64 * KIB
 # Memory of the columns of a point, of which all points may take this part of the limit.
 _POINT_NBYTES, _LIMIT_SHARE = 100, 16
 
@@ -66,6 +71,8 @@ def is_crossed(selection: Wanted) -> TypeGuard[Orthogonal]:
 class Around(NamedTuple):
     """A grid around a cross product, which touches the same inner chunks.
 
+    Of inner chunks of plain elements, it has few more bytes fetched.
+
     Attributes
     ----------
     grid
@@ -73,10 +80,14 @@ class Around(NamedTuple):
     picked
         For each axis, which elements of the grid are wanted, in the order in which the
         selection has them; None for all.
+    most_held
+        Most elements of an array that picking makes: more than the grid has, if the
+        selection repeats elements.
     """
 
     grid: Orthogonal
     picked: tuple[Ints | None, ...]
+    most_held: int
 
     @property
     def n_elements(self) -> int:
@@ -88,12 +99,12 @@ class Around(NamedTuple):
         """Grid around a selection of several index arrays.
 
         None if Python reads the selection faster, or the grid would touch more inner
-        chunks.
+        chunks or have much more fetched of them.
         """
         axes: list[AxisSelection] = []
         picked: list[Ints | None] = []
         keeps_one = False
-        for taken, cells in zip(selection.axes, source.layout.inner_axes, strict=True):
+        for d, taken in enumerate(selection.axes):
             nth: Ints | None = None
             if isinstance(taken, SliceAxis):
                 dense = SliceAxis(taken.start, taken.step, taken.length)
@@ -102,7 +113,7 @@ class Around(NamedTuple):
                 dense = IndexAxis(taken.element, np.arange(taken.length))
                 keeps_one = True
             else:
-                dense = _slice_around(taken.element, cells)
+                dense = _slice_around(taken.element, source, d)
                 if dense is None:
                     return None
                 nth = (taken.element - dense.start) // dense.step
@@ -111,7 +122,8 @@ class Around(NamedTuple):
         shape = tuple(axis.length for axis in axes)
         if not 0 < prod(shape) <= _MANY_AROUND * _n_chunks(source, selection):
             return None
-        return cls(Orthogonal(tuple(axes), shape), tuple(picked))
+        most_held = prod(map(max, shape, selection.grid_shape))
+        return cls(Orthogonal(tuple(axes), shape), tuple(picked), most_held)
 
     def put(
         self, found: NDArray[Any], selection: Orthogonal, out: NDArray[Any]
@@ -130,8 +142,9 @@ def with_grids(
 ) -> Iterator[tuple[Orthogonal, Around | None]]:
     """The selection in parts of whole shards, each with the grid that is read for it.
 
-    There is no grid if that is slower, if that of a single shard does not fit its part
-    of the memory limit, or if elements take more memory than their size tells.
+    There is no grid if that is slower, if that of a single shard, or what is picked
+    from it, does not fit its part of the memory limit, or if elements take more memory
+    than their size tells.
 
     Parameters
     ----------
@@ -146,7 +159,7 @@ def with_grids(
         part = waiting.pop()
         around = Around.of(source, part)
         most_nbytes = source.options.memory_limit // _AROUND_SHARE
-        if around is not None and around.n_elements * dtype.itemsize > most_nbytes:
+        if around is not None and around.most_held * dtype.itemsize > most_nbytes:
             halves = _halves(source, part)
             if halves:
                 waiting += halves
@@ -202,17 +215,29 @@ def _landing(taken: AxisSelection) -> slice | Ints:
     return slice(first, first + taken.length) if is_run else taken.out_index
 
 
-def _slice_around(element: Ints, cells: GridAxis) -> SliceAxis | None:
-    """Slice with all of the elements, if it touches no other cells than they do."""
+def _slice_around(element: Ints, source: Source, axis: int) -> SliceAxis | None:
+    """Slice with all of the elements, if it touches no other cells than they do.
+
+    None, too, if it would have much more of plain elements fetched.
+    """
     distinct = np.unique(element)
     if not len(distinct):
         return None
-    step = int(np.gcd.reduce(np.diff(distinct), initial=0)) or 1
+    gaps = np.diff(distinct)
+    step = int(np.gcd.reduce(gaps, initial=0)) or 1
     first = int(distinct[0])
     around = SliceAxis(first, step, (int(distinct[-1]) - first) // step + 1)
-    touched = np.unique(cells.cell_at(distinct))
-    is_same = len(touched) == int(touched[-1]) - int(touched[0]) + 1
-    return around if is_same else None
+    cell_steps = np.diff(source.layout.inner_axes[axis].cell_at(distinct))
+    if (cell_steps > 1).any():
+        return None
+    if source.raw_strides is not None:
+        # The slice reaches up to the borders that lie between two elements.
+        between = gaps[cell_steps == 1]
+        added = int((between - step).sum()) * source.raw_strides[axis]
+        most = max(source.store.costs.gap_nbytes, _LITTLE_ADDED)
+        if added > most * (len(between) + 1):
+            return None
+    return around
 
 
 def _n_chunks(source: Source, selection: Orthogonal) -> int:

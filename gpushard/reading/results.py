@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.damage import ENDS_READ, Damage
-from gpushard.errors import CorruptShardError, SelectionError
+from gpushard.errors import CorruptShardError, LimitError, SelectionError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import host_sink, note_small_read
 from gpushard.fused.ways import short_ways
@@ -18,7 +18,7 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
-from gpushard.reading.crossed import is_crossed, listed_as_points, with_grids
+from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.reading.small import read_small
@@ -165,13 +165,30 @@ def _read_crossed(
 ) -> None:
     """Read a cross product of index arrays, from grids around them if they fit."""
     for part, around in with_grids(source, selection, out.dtype):
-        if around is None:
+        is_read = around is not None and _is_picked(
+            source, part, around, out, tally, damage
+        )
+        if not is_read:
             _read_planned(source, [part], [out], tally, damage)
-            continue
-        grid = np.empty(around.grid.shape, out.dtype)
-        beside = source.beside(grid.nbytes)
+
+
+def _is_picked(
+    source: Source,
+    selection: Orthogonal,
+    around: Around,
+    out: NDArray[Any],
+    tally: Tally,
+    damage: Damage,
+) -> bool:
+    """Read a cross product from a grid; False if inner chunks do not fit beside it."""
+    grid = np.empty(around.grid.shape, out.dtype)
+    beside = source.beside(grid.nbytes)
+    try:
         _read_planned(beside, [around.grid], [grid], tally, damage)
-        around.put(grid, part, out)
+    except LimitError:
+        return False
+    around.put(grid, selection, out)
+    return True
 
 
 def _read_planned(
