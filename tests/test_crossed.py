@@ -153,6 +153,19 @@ def test_a_grid_adds_few_bytes_of_plain_elements(tmp_path):
         assert (around is not None) is is_grid
 
 
+def test_times_beside_those_that_are_wanted_need_not_fit_the_output(tmp_path):
+    times = np.full((9, 9), 1, "M8[s]")
+    times[:, 1] = np.datetime64(2**60, "s")
+    how: Any = {"shape": (9, 9), "chunks": (3, 3), "shards": (9, 9), "dtype": "M8[s]"}
+    zarr.create_array(tmp_path, **how)[...] = times
+    a, out = opened(tmp_path, small_read_chunks=0), np.empty((9, 8), "M8[ns]")
+    key = range(9), [0, 2, 3, 4, 5, 6, 7, 8]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crossed, "_FEW_POINTS", 0)
+        a.read(orthogonal(key, a.shape), out=out)
+    assert_same_bits(out, np.full((9, 8), 10**9, "M8[ns]"))
+
+
 def test_an_inner_chunk_need_not_fit_beside_a_grid(tmp_path, monkeypatch):
     monkeypatch.setattr(crossed, "_FEW_POINTS", 0)
     how: Any = {"shape": (4, 61, MIB), "chunks": (2, 61, MIB // 2), "dtype": "u1"}

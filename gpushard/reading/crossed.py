@@ -42,6 +42,8 @@ _AROUND_SHARE = 4
 # Unwanted bytes of an inner chunk of plain elements that a grid may add, if the store
 # does not say that more of them cost less than a request.
 _LITTLE_ADDED = 64 * KIB
+# Kinds of data types that all numbers can be cast to.
+_NUMBERS = "biufc"
 # Memory of the columns of a point, of which all points may take this part of the limit.
 _POINT_NBYTES, _LIMIT_SHARE = 100, 16
 
@@ -143,15 +145,16 @@ def with_grids(
     """The selection in parts of whole shards, each with the grid that is read for it.
 
     There is no grid if that is slower, if that of a single shard, or what is picked
-    from it, does not fit its part of the memory limit, or if elements take more memory
-    than their size tells.
+    from it, does not fit its part of the memory limit, if elements take more memory
+    than their size tells, or if one that is not wanted might refuse to be cast.
 
     Parameters
     ----------
     dtype
         Data type of the grid.
     """
-    if dtype.hasobject:
+    is_cast = dtype != source.layout.dtype and dtype.kind not in _NUMBERS
+    if dtype.hasobject or is_cast:
         yield selection, None
         return
     waiting = [selection]
