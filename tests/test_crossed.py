@@ -85,6 +85,7 @@ def test_so_are_those_that_are_picked_from_a_grid(place, memory_limit, key):
     a = opened(place, small_read_chunks=0, memory_limit=memory_limit)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crossed, "_FEW_POINTS", 0)
+        patch.setattr(crossed, "_LEAST_CUT_NBYTES", 0)
         found = a.oindex[key]
         out = np.empty(found.shape, "f8")[..., ::-1]
         a.read(orthogonal(key, SHAPE), out=out)
@@ -110,18 +111,19 @@ def test_a_grid_has_one_list_and_slices_around_the_others(place):
     assert around.grid.axes[1] == (2, 3, 5, 0, 1, False)
 
 
-def test_a_grid_that_takes_much_memory_is_cut_between_shards(place):
+def test_a_grid_that_takes_much_memory_is_cut_between_shards(place, monkeypatch):
+    monkeypatch.setattr(crossed, "_LEAST_CUT_NBYTES", 5 * 17 * 6 * 4 - 1)
     whole_nbytes = 5 * 17 * 6 * 4 * crossed._AROUND_SHARE
     assert len(parts(opened(place, memory_limit=whole_nbytes))) == 1
     halves = parts(opened(place, memory_limit=whole_nbytes - 1))
     assert [around is not None for _, around in halves] == [True, True]
     rows = [sorted(part.axes[0].element.tolist()) for part, _ in halves]
-    assert sorted(rows) == [[0, 7, 9], [22, 22]] or sorted(rows) == [
-        [0, 7],
-        [9, 22, 22],
-    ]
-    # Of one shard, grids of all parts exceed so low a limit.
-    assert {around for _, around in parts(opened(place, memory_limit=1))} == {None}
+    assert sorted(rows) == [[0, 7], [9, 22, 22]]
+    # Halves are not cut again, as they are small, and exceed so low a limit.
+    halves = parts(opened(place, memory_limit=1))
+    assert [around for _, around in halves] == [None, None]
+    monkeypatch.setattr(crossed, "_LEAST_CUT_NBYTES", 5 * 17 * 6 * 4)
+    assert [around for _, around in parts(opened(place, memory_limit=1))] == [None]
 
 
 def test_what_is_picked_of_repeated_elements_takes_little_memory(place):

@@ -39,6 +39,8 @@ _MANY_AROUND = 40_000
 # The part of the memory limit that a grid around the elements may take, and as much
 # again what is picked from it.
 _AROUND_SHARE = 4
+# Grids up to this size are not cut: reading many parts takes longer than Python does.
+_LEAST_CUT_NBYTES = 1 << 20
 # Unwanted bytes of an inner chunk of plain elements that a grid may add, if the store
 # does not say that more of them cost less than a request.
 _LITTLE_ADDED = 64 * KIB
@@ -163,7 +165,8 @@ def with_grids(
         around = Around.of(source, part)
         most_nbytes = source.options.memory_limit // _AROUND_SHARE
         if around is not None and around.most_held * dtype.itemsize > most_nbytes:
-            halves = _halves(source, part)
+            is_large = around.n_elements * dtype.itemsize > _LEAST_CUT_NBYTES
+            halves = _halves(source, part) if is_large else []
             if halves:
                 waiting += halves
                 continue
