@@ -20,7 +20,7 @@ from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.read import execute
-from gpushard.reading.rounds import read_in_rounds
+from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
@@ -150,41 +150,33 @@ def read_at_once(
     damage: Damage,
 ) -> None:
     """Read `selections` into the host arrays `outs`, as one batch."""
+    read = partial(_read_planned, tally=tally, damage=damage)
     if len(selections) == 1 and is_crossed(selections[0]):
-        _read_crossed(source, selections[0], outs[0], tally, damage)
+        _read_crossed(source, selections[0], outs[0], read)
     else:
-        _read_planned(source, selections, outs, tally, damage)
+        read(source, selections, outs)
 
 
 def _read_crossed(
-    source: Source,
-    selection: Orthogonal,
-    out: NDArray[Any],
-    tally: Tally,
-    damage: Damage,
+    source: Source, selection: Orthogonal, out: NDArray[Any], read: Reader
 ) -> None:
     """Read a cross product of index arrays, from grids around them if they fit."""
     for part, around in with_grids(source, selection, out.dtype):
-        is_read = around is not None and _is_picked(
-            source, part, around, out, tally, damage
-        )
-        if not is_read:
-            _read_planned(source, [part], [out], tally, damage)
+        if around is None or not _read_around(source, part, around, out, read):
+            read(source, [part], [out])
 
 
-def _is_picked(
+def _read_around(
     source: Source,
     selection: Orthogonal,
     around: Around,
     out: NDArray[Any],
-    tally: Tally,
-    damage: Damage,
+    read: Reader,
 ) -> bool:
     """Read a cross product from a grid; False if inner chunks do not fit beside it."""
     grid = np.empty(around.grid.shape, out.dtype)
-    beside = source.beside(grid.nbytes)
     try:
-        _read_planned(beside, [around.grid], [grid], tally, damage)
+        read(source.beside(grid.nbytes), [around.grid], [grid])
     except LimitError:
         return False
     around.put(grid, selection, out)
