@@ -36,7 +36,8 @@ WALK = (
     ("placing",),
     ("fused", "devices.payload"),
     ("devices.host_rows",),
-    ("devices.batch",),
+    ("devices.batch", "devices.deciding"),
+    ("devices.relayed",),
     ("reading", "devices.sink"),
     ("devices.suspects", "devices.by_host"),
     ("devices.reading",),
@@ -139,6 +140,7 @@ COMPILED = {
     "fused.loops",
     "fused.lz4",
     "fused.objects",
+    "fused.relaying",
     "fused.zstd_frames",
     "fused.planning",
 }

@@ -37,7 +37,7 @@ class Noted:
     def left_over(self) -> Any:
         return iter(["block"])
 
-    def fetch(self, job: Any, requests: Any) -> Any:
+    def fetch(self, job: Any, requests: Any, n_rows: int) -> Any:
         self.asked.append("fetch")
 
     def reader(self, job: Any, ranged: Any) -> Any:
@@ -49,7 +49,7 @@ class Noted:
 
 
 WAYS = {
-    "fetch": lambda sink: sink.fetch(NOTHING, []),
+    "fetch": lambda sink: sink.fetch(NOTHING, [], 0),
     "reader": lambda sink: sink.reader(NOTHING, NOTHING),
     "place": lambda sink: sink.place(NOTHING, NOTHING, []),
 }

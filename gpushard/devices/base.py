@@ -63,6 +63,59 @@ class Event(Protocol):
     """A point on a stream; other streams and the host can wait for it."""
 
 
+class CopyCalls(NamedTuple):
+    """Addresses of the driver's functions for copies; each returns 0 or an error.
+
+    Attributes
+    ----------
+    upload
+        Takes an address on the device, one of pinned memory, a number of bytes and a
+        stream: queues the copy.
+    record
+        Takes an event and a stream: the event is done when all work queued there is.
+    wait
+        Takes an event, and blocks until it is done. One never recorded is done.
+    get_context, set_context
+        Take the address of memory for the context of the calling thread, and a context
+        to be that of the calling thread.
+    context
+        The context in which the others are called.
+    """
+
+    upload: int
+    record: int
+    wait: int
+    get_context: int
+    set_context: int
+    context: int
+
+
+class CopyEvent(Protocol):
+    """An event for `CopyCalls`, freed when the object is dropped."""
+
+    @property
+    def handle(self) -> int:
+        """Handle of the event."""
+        ...
+
+
+class Copier(Protocol):
+    """Copies to a device that compiled code queues, without the interpreter."""
+
+    @property
+    def calls(self) -> CopyCalls:
+        """The functions."""
+        ...
+
+    def create_event(self) -> CopyEvent:
+        """An event that was not recorded yet; a wait for it does not spin."""
+        ...
+
+    def failure(self, status: int) -> DeviceError:
+        """Error for what a function returned; notes whether the device is lost."""
+        ...
+
+
 class Device(Protocol):
     """One GPU, or its stand-in in tests."""
 
@@ -84,6 +137,11 @@ class Device(Protocol):
     @property
     def rates(self) -> Mapping[str, Rates]:
         """Decoding speeds on the device and on the host, as `placement.RATES`."""
+        ...
+
+    @property
+    def copier(self) -> Copier | None:
+        """Copies that compiled code queues; None if it cannot call the driver."""
         ...
 
     def check(self) -> None:

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import DeviceBuffer, Event, Grid, RowCopy, Stream
+from gpushard.devices.base import (
+    Copier,
+    DeviceBuffer,
+    Event,
+    Grid,
+    RowCopy,
+    Stream,
+)
+from gpushard.devices.cuda_copies import CudaCopier, copy_calls
 from gpushard.devices.cuda_modules import CudaModules, architecture_for
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
@@ -80,6 +88,7 @@ class CudaDevice:
         self._watch = Watch(self.label)
         self._broken_by = ""
         self._rates: Mapping[str, Rates] | None = None
+        self.copier: Copier | None = self._find_copier()
         with self._current():  # for allocations only
             self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
 
@@ -121,6 +130,22 @@ class CudaDevice:
         if self._rates is None:
             self._rates = kept_rates(self.model) or RATES
         return self._rates
+
+    def _find_copier(self) -> CudaCopier | None:
+        with self._current():
+            # Unlike the runtime, the driver makes no context for a new thread.
+            self._runtime.setDevice(self.ordinal)
+            calls = copy_calls()
+        if calls is None:
+            return None
+        return CudaCopier(calls, self._blocking_event, self._failed)
+
+    def _blocking_event(self) -> Any:
+        with self._current():
+            return self._cupy.cuda.Event(block=True, disable_timing=True)
+
+    def _failed(self, status: int) -> DeviceError:
+        return self.failure(self._cupy.cuda.driver.CUDADriverError(status))
 
     def check(self) -> None:
         """Raise if the device cannot be used any more; see `Device`."""

@@ -21,7 +21,9 @@ from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
-_BLOSC_HEADER_NBYTES = 16
+BLOSC_HEADER_NBYTES = 16
+"""Bytes of a Blosc frame that say which streams it has."""
+
 # Used without a header: the block size that Blosc gives large inner chunks at level 5.
 _USUAL_BLOCK_NBYTES = 128 * KIB
 _MAX_SPLITS, _MIN_SPLIT_NBYTES, _DONT_SPLIT = 16, 128, 16
@@ -151,7 +153,7 @@ def load_of(
 
 def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, int]:
     """Compressor and decoded stream size that the header of a Blosc frame claims."""
-    if len(frame) < _BLOSC_HEADER_NBYTES:
+    if len(frame) < BLOSC_HEADER_NBYTES:
         return _COMPRESSORS[-1], min(_USUAL_BLOCK_NBYTES, decoded_nbytes)
     flags, item_nbytes = int(frame[2]), int(frame[3])
     block_nbytes = int.from_bytes(frame[8:12].tobytes(), "little")

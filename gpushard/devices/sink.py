@@ -9,18 +9,19 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from gpushard.devices.base import Device, Event, Stream, wait_out
 from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
-from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, StepKind
-from gpushard.devices.host_rows import row_s as host_row_s
+from gpushard.devices.deciding import Decider
+from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.direct import choose_fetch
 from gpushard.devices.payload.landing import Encoded
-from gpushard.devices.placement import estimate, load_of
+from gpushard.devices.payload.ring import RingFetch
+from gpushard.devices.relayed import choose_fetch
 from gpushard.devices.scattering.targets import Targets, place_targets
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceMemoryError
@@ -38,8 +39,6 @@ _log = logging.getLogger("gpushard.devices")
 # host longer than the GPU (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
 _ENOUGH_ROWS, _ENOUGH_NBYTES = 4096, 64 * MIB
 MAX_ROWS = 16384
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 class DeviceSink:
@@ -77,11 +76,18 @@ class DeviceSink:
             stored_nbytes=chain.encoded_nbytes or usual_stored(chain.decoded_nbytes),
         )
         self.pinned_nbytes = budget.pinned_nbytes
-        self.batch_nbytes = budget.encoded_nbytes
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
         self._idle: Spares[Lane] = Spares()
-        fetch = choose_fetch(device, source, budget, self._lane, decodes=decodes)
+        self._decider = Decider(device, chain)
+        # What fetches has nothing of this sink: all memory goes as soon as a read ends,
+        # and not with a collection.
+        lane = partial(settled, self._idle)
+        if decodes:
+            fetch = choose_fetch(device, source, budget, lane, self._decider)
+        else:
+            fetch = RingFetch(device, budget, "the host decodes")
         self.fetch, self.fetch_label = fetch.fetch, fetch.label
+        self.batch_nbytes = fetch.batch_nbytes
         self._streams: list[Stream] = []
         self._lanes: list[Lane] = []
         try:
@@ -122,7 +128,7 @@ class DeviceSink:
         damaged, and `DeviceError` if the device failed.
         """
         encoded = Encoded.of(ranged, fetched)
-        decodes = self.decodes and self._is_for_device(job, encoded)
+        decodes = self.decodes and self._decider.after(job, encoded)
         for neighbours in self._batches(len(encoded)):
             some = encoded[neighbours]
             some = some[self._order(ranged.block, some.column)]
@@ -147,26 +153,6 @@ class DeviceSink:
 
     def reader(self, job: Job, ranged: RangedBlock) -> None:
         """Do nothing: this sink is given what is fetched."""
-
-    def _is_for_device(self, job: Job, encoded: Encoded) -> bool:
-        """Whether the device shall decode inner chunks, if it can."""
-        placement = job.source.options.placement
-        if placement != "cost" or not self.chain.steps:
-            return placement != "host"
-        step = next((s for s in self.chain.steps if s.kind in COMPRESSED), None)
-        if step is None:
-            return True
-        landing = encoded.landing
-        first = _NOTHING
-        if landing.lane is None:  # else it would be copied back just for its header
-            memory, at = landing.on_host(encoded[:1])
-            first = memory[int(at[0]) : int(at[0] + encoded.nbytes[0])]
-        load = load_of(step, len(encoded), int(encoded.nbytes.sum()), first)
-        threads, row_s = job.source.options.threads, host_row_s(self.chain, job.source)
-        costs = estimate(load, threads, self.device.rates, row_s)
-        job.tally.add_seconds("estimated on the device", costs.device)
-        job.tally.add_seconds("estimated on the host", costs.host)
-        return costs.device <= costs.host
 
     def finish(self) -> None:
         """Wait until everything is written; raises as `place`."""
@@ -209,16 +195,11 @@ class DeviceSink:
     @contextmanager
     def _lane(self, held: Lane | None = None) -> Iterator[Lane]:
         """A lane whose last batch is settled; the lane `held`, if there is one."""
-        if held is not None:  # by a fetch, which got it from here
+        if held is not None:  # by a fetch, which got it from the same place
             yield held
             return
-        with self._idle.one() as lane:
-            try:
-                lane.retire_all()
-                yield lane
-            except BaseException:
-                lane.let_go()
-                raise
+        with settled(self._idle) as lane:
+            yield lane
 
     def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
         """Enqueue writing the fill value, in smaller batches if memory runs out."""
@@ -302,6 +283,18 @@ class DeviceSink:
         """Order that sorts columns of a block by the target that they land in."""
         target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
+
+
+@contextmanager
+def settled(idle: Spares[Lane]) -> Iterator[Lane]:
+    """An idle lane, whose last batch is settled."""
+    with idle.one() as lane:
+        try:
+            lane.retire_all()
+            yield lane
+        except BaseException:
+            lane.let_go()
+            raise
 
 
 def _release(lane: Lane) -> None:

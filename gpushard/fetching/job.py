@@ -30,6 +30,8 @@ _TURNS = 4
 # A network is waited for once in each batch, however many requests are under way. So
 # its batches are larger, and fewer.
 _WAITED_TIMES, _WAITED_TURNS = 8, 2
+# Batches of a device that are planned while others are fetched.
+_N_AHEAD = 2
 # A share is at least this large: a smaller one is read before a thread has started.
 SMALLEST_SHARE_NBYTES = 256 * KIB
 
@@ -92,11 +94,12 @@ class Sink(Protocol):
         ...
 
     def fetch(
-        self, job: Job, requests: Sequence[ByteRequest]
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
     ) -> AbstractContextManager[Sequence[Any]]:
         """Fetch payload to where it is decoded; the answers last as the context does.
 
-        Returns one answer per request; None if an unsharded array has no such chunk.
+        The requests have `n_rows` inner chunks together. Returns one answer per
+        request; None if an unsharded array has no such chunk.
         """
         ...
 
@@ -152,8 +155,10 @@ class Job:
         if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
         if self.sink.batch_nbytes is not None:
-            # Others would find no slot to fetch into, and only want the interpreter.
-            return min(source.most_workers, source.options.pinned_slots)
+            # Those that find no slot have planned what comes next. More would find
+            # nothing to do.
+            most = source.options.pinned_slots + _N_AHEAD
+            return min(source.most_workers, most)
         return source.most_workers
 
     def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:

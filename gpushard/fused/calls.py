@@ -225,6 +225,10 @@ call_syscall = _function(64, (64, 64, 64, 64, 64))
 # dirfd, pathname, flags, mask, statxbuf
 call_statx = _function(32, (32, 64, 32, 32, 64))
 call_close, call_errno = _function(32, (32,)), _function(64, ())
+# device address, host address, nbytes, stream; event, stream; event; context
+call_upload = _function(32, (64, 64, 64, 64))
+call_record, call_wait = _function(32, (64, 64)), _function(32, (64,))
+call_context = _function(32, (64,))
 # ctx, src, srcsize, dest, destsize
 call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize
@@ -271,6 +275,19 @@ def ints(address: int, shape: Any) -> Any:
 def bools(address: int, shape: Any) -> Any:
     """Array in C order of the booleans at an address."""
     return carray(pointer(address), shape, np.bool_)
+
+
+@inner
+def read_at(pread: int, file: int, target: int, nbytes: int, offset: int) -> int:
+    """Number of bytes read from a file; fewer at its end or if reading fails."""
+    done = 0
+    while done < nbytes:
+        call = (file, target + done, nbytes - done, offset + done)
+        n = call_pread(pread, call)
+        if n <= 0:
+            break
+        done += n
+    return done
 
 
 @njit(nogil=True)

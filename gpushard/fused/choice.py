@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -25,6 +25,9 @@ from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
+
+if TYPE_CHECKING:
+    from gpushard.fused.loading import Compiled
 
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
@@ -159,7 +162,7 @@ def loops_for(chain: FusedChain, options: Options) -> Loops | None:
 
     None also if the library that the chain needs is missing.
     """
-    if _counted.all_nbytes < options.compile_nbytes // _KEPT_SHARE:
+    if not _are_due(options):
         return None
     try:
         library = find_library(
@@ -170,9 +173,29 @@ def loops_for(chain: FusedChain, options: Options) -> Loops | None:
         return None
     if library is None:
         return None
-    compiles = _counted.nbytes >= options.compile_nbytes
-    loaded = _load(compiles=compiles, waits=not options.compile_nbytes)
+    loaded = _load_for(options)
     return None if loaded is None else Loops(loaded, library, pread_address())
+
+
+def relay_loops(options: Options, nbytes: int) -> Compiled | None:
+    """Compiled loops that relay `nbytes` of files to a device, if reads have paid.
+
+    None also if the loops cannot read files here.
+    """
+    _count(nbytes)
+    if not pread_address() or not _are_due(options):
+        return None
+    return _load_for(options)
+
+
+def _are_due(options: Options) -> bool:
+    """Whether loops that were compiled before are worth loading."""
+    return _counted.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
+
+
+def _load_for(options: Options) -> Any:
+    compiles = _counted.nbytes >= options.compile_nbytes
+    return _load(compiles=compiles, waits=not options.compile_nbytes)
 
 
 def _refuse_all_but_no_descriptor(error: OSError) -> None:

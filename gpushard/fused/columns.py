@@ -90,6 +90,7 @@ SHARD_COLUMNS = 5
 # To place objects, as to place boxes in shares; but an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
 # and the words 1 and 4 are their distances from the first word.
+# To relay ranges, a `Relay` follows; the words 1 to 11 are 0.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
 # follow, and the words 1 and 10 are their distance from the first word. Between the
 # `Planned` and the axes are words to place boxes and a `Decoder`.
@@ -101,12 +102,21 @@ SHARD_COLUMNS = 5
     READ_BOX,
     READ_AXES,
     PLACE_OBJECTS,
-) = range(7)
+    RELAY_RANGES,
+) = range(8)
 WORDS = 12
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
 # cache).
 GAP_NBYTES = 4096
+
+# Columns of a range of a file that is relayed to a device: the file, the range's first
+# byte, its size, and the place where its bytes go, counted from `Relay.target`.
+RANGE_FILE, RANGE_OFFSET, RANGE_NBYTES, RANGE_PLACE = range(4)
+RANGE_COLUMNS = 4
+# Outcomes of a piece whose bytes are not all in its files, and of one that no thread
+# has claimed. Otherwise it is what a function of the driver returned: 0, or an error.
+CUT_SHORT, LEFT = -1, -2
 
 # Size of a `struct statx` of statx(2).
 STATUS_NBYTES = 256
@@ -210,6 +220,59 @@ class Opener(NamedTuple):
     errno: int
     most_nbytes: int
     status: int = 0
+
+
+class Relay(NamedTuple):
+    """Pieces of files that threads read and queue for a device, one after the other.
+
+    A piece is a run of ranges that are next to one another on the device. A thread has
+    two buffers, so that it reads one piece while the one before is being copied.
+
+    Attributes
+    ----------
+    cuts, n_pieces
+        Address of int64 of shape (n_pieces + 1,), and their number. Piece p has the
+        ranges ``cuts[p]:cuts[p + 1]``.
+    ranges
+        Address of int64 of shape (n_ranges, 4), see `RANGE_FILE`.
+    outcomes
+        Address of int64 of shape (n_pieces,), written; see `CUT_SHORT`.
+    counter
+        Address of the number of the piece to claim next.
+    target, stream
+        Address of place 0 on the device, and handle of the stream that copies.
+    buffers, buffer_nbytes
+        Address of the calling thread's two buffers, side by side, and the size of each.
+        They are pinned, and each has room for a piece.
+    first_event, second_event
+        Handles of an event for each buffer, which is done when its last copy is.
+    read
+        Address of the system's `pread`.
+    upload, record, wait, get_context, set_context, context
+        Functions of the driver, and its context, see `devices.base.CopyCalls`.
+    saved
+        Address of memory for the context that the calling thread had.
+    """
+
+    cuts: int
+    n_pieces: int
+    ranges: int
+    outcomes: int
+    counter: int
+    target: int
+    stream: int
+    buffers: int
+    buffer_nbytes: int
+    first_event: int
+    second_event: int
+    read: int
+    upload: int
+    record: int
+    wait: int
+    get_context: int
+    set_context: int
+    context: int
+    saved: int
 
 
 class Planned(NamedTuple):

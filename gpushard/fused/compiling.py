@@ -23,6 +23,7 @@ from gpushard.fused.columns import (
     PLAN_BOXES,
     READ_AXES,
     READ_BOX,
+    RELAY_RANGES,
     SHARD_COLUMNS,
     WORDS,
     WORK_AXES,
@@ -30,13 +31,15 @@ from gpushard.fused.columns import (
     Decoder,
     Opener,
     Planned,
+    Relay,
 )
 from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
+from gpushard.fused.relaying import relay_pieces
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
-_opener = calls.tuple_at(Opener)
+_opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)
 _N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
 
 
@@ -122,6 +125,9 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
     def gpushard_loops(at: int) -> int:
         task = calls.word(at, 0)
+        if task == RELAY_RANGES:
+            relay_pieces(_relay(at + 8 * WORDS))
+            return stamp
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
         base = at if task in (READ_BOX, READ_AXES) else 0
         shape = 2, calls.word(at, 2), n_axes

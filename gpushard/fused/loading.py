@@ -18,10 +18,12 @@ from gpushard.fused.columns import (
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
+    RELAY_RANGES,
     WORDS,
     Decoder,
     Opener,
     Planned,
+    Relay,
     sorting_words,
 )
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
@@ -33,8 +35,10 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
+_RELAYING = Struct(f"={WORDS + len(Relay._fields)}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
+_NO_BOXES = (0,) * (WORDS - 1)
 
 
 class Compiled:
@@ -85,6 +89,15 @@ class Compiled:
     def read(self, words: bytes) -> bool:
         """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""
         return self._run(words) == 1
+
+    @staticmethod
+    def relay_words(relay: Relay) -> bytes:
+        """What a thread is told for `relay`."""
+        return _RELAYING(RELAY_RANGES, *_NO_BOXES, *relay)
+
+    def relay(self, words: bytes) -> None:
+        """Claim and relay pieces until none is left (see `relaying.relay_pieces`)."""
+        self._run(words)
 
     def plan_boxes(
         self,

@@ -44,15 +44,7 @@ from gpushard.fused.decoding import decode, decode_to_keep
 
 @calls.inner
 def _read_at(d: Decoder, file: int, target: int, nbytes: int, offset: int) -> int:
-    """Number of bytes read from a file; fewer at its end or if reading fails."""
-    done = 0
-    while done < nbytes:
-        call = (file, target + done, nbytes - done, offset + done)
-        n = calls.call_pread(d.read, call)
-        if n <= 0:
-            break
-        done += n
-    return done
+    return calls.read_at(d.read, file, target, nbytes, offset)
 
 
 @calls.inner

@@ -75,11 +75,11 @@ class _StoppableSink:
         return None if direct is None else _StoppableReader(direct, self.check)
 
     def fetch(
-        self, job: Job, requests: Sequence[ByteRequest]
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
     ) -> AbstractContextManager[Sequence[Any]]:
         """See `Sink`."""
         self.check()
-        return self.sink.fetch(job, requests)
+        return self.sink.fetch(job, requests, n_rows)
 
     def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """See `Sink`."""

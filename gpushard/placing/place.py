@@ -47,12 +47,13 @@ class HostSink:
 
     @contextmanager
     def fetch(
-        self, job: Job, requests: Sequence[ByteRequest]
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
     ) -> Iterator[Sequence[NDArray[np.uint8] | None]]:
         """Bytes of each request, as the store returns them.
 
         Raises what the store and `fetch_wanted` raise.
         """
+        del n_rows
         room = job.source.room
         if room.is_crowded:
             sizes = [(r.stop or 0) - r.start for r in requests]

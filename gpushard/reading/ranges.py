@@ -202,7 +202,9 @@ def _fetch_and_place(
     job: Job, ranged: RangedBlock, requests: range, share_nbytes: int
 ) -> Sequence[Task]:
     byte_requests = job.byte_requests(ranged, requests)
-    with job.sink.fetch(job, byte_requests) as answers:
+    bounds = ranged.requests.bounds
+    n_rows = int(bounds[requests.stop] - bounds[requests.start])
+    with job.sink.fetch(job, byte_requests, n_rows) as answers:
         numbered = list(zip(requests, answers, strict=True))
         found = [(r, answer) for r, answer in numbered if answer is not None]
         if job.sink.batch_nbytes is None and len(found) == 1 == len(requests):

@@ -34,6 +34,7 @@ from gpushard.devices.placement import RATES, Rates
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 if TYPE_CHECKING:
+    from cuda_host.copier import EmulatedCopier
     from cuda_host.launch import Kernels
     from cuda_host.standin import Standin
 
@@ -126,6 +127,7 @@ class EmulatedDevice:
     n_runs: int = 0
     is_broken: bool = False
     rates: Mapping[str, Rates] = field(default_factory=lambda: RATES)
+    copier: EmulatedCopier | None = None
     memory_kind: ClassVar[type[Memory]] = Memory
 
     def __post_init__(self) -> None:

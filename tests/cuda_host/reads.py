@@ -40,9 +40,9 @@ def read_on_device(
         for buffer, out in zip(buffers, outs, strict=True)
     ]
     with mock.patch.object(sink, "MAX_ROWS", max_rows):
-        source = replace(
-            array.source, options=array.source.options.but(placement=placement)
-        )
+        source = array.source
+        if source.options.placement != placement:
+            source = replace(source, options=source.options.but(placement=placement))
         job = read_to_device(DeviceRead(source, selections, outputs, device, Tally()))
     results = [
         buffer.read().view(wanted).reshape(out.shape)

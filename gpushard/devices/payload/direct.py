@@ -1,20 +1,15 @@
-"""Payload in a store -> device memory, read by kvikio, or else by the ring.
+"""Payload in a store -> device memory of a lane, read by kvikio.
 
 What kvikio reads is checked afterwards, because files may be replaced meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpushard.devices.base import Device
-from gpushard.devices.budget import Budget
 from gpushard.devices.lane import PAGE_NBYTES, Lane
 from gpushard.devices.payload.kvikio_file import (
     FileRange,
@@ -22,23 +17,18 @@ from gpushard.devices.payload.kvikio_file import (
     find_kvikio,
     find_kvikio_remote,
 )
-from gpushard.devices.payload.landing import (
-    Answers,
-    Encoded,
-    Landed,
-    laid_out,
-    nbytes_of,
-    read_back,
-)
-from gpushard.devices.payload.ring import RingFetch
-from gpushard.errors import DeviceMemoryError, StoreError, UnsupportedError
+from gpushard.devices.payload.landing import nbytes_of
+from gpushard.devices.payload.lane_fetch import Fetch, ForDevice, LaneFetch, Reading
+from gpushard.errors import StoreError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.options import KIB
-from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.ranged import RangedStore
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 # Ranges are widened to whole pages on both sides; from this size on that adds an eighth
 # at most. Smaller ranges gain nothing: below 16 KiB kvikio goes through the host.
@@ -133,108 +123,53 @@ def _open_remote(
     return DirectRead(opened, spans, refuse_changed)
 
 
-@dataclass(frozen=True, slots=True)
-class LaneLanding:
-    """Device memory of a lane, starting at `address`."""
+class DirectFetch(LaneFetch):
+    """Has kvikio read ranges into device memory; see `LaneFetch`."""
 
-    lane: Lane
-    address: int
-
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
-        """Addresses at which the bytes are already."""
-        del lane
-        return (encoded.at + self.address).astype(np.uint64)
-
-    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
-        """Memory that they are read back to."""
-        return read_back(self.lane, self.bring(self.lane, encoded), encoded.nbytes)
-
-
-class DirectFetch:
-    """Has kvikio read ranges into device memory; uses the ring for what it cannot read.
-
-    `lane` returns a lane whose last batch is settled.
-    """
+    alignment = PAGE_NBYTES
 
     def __init__(
         self,
         files: KvikioFiles,
-        ring: RingFetch,
+        ring: Fetch,
         lane: Callable[[], AbstractContextManager[Lane]],
+        is_for_device: ForDevice,
         label: str,
     ) -> None:
-        self.label = label
+        super().__init__(ring, lane, is_for_device, label)
         self._files = files
-        self._ring = ring
-        self._lane = lane
 
-    @contextmanager
-    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
-        """Answers in the memory of a lane, which is held until the context ends.
-
-        Raises as any fetch.
-        """
+    def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
+        """Has kvikio read; None for small ranges, and for what it cannot open."""
         direct = open_direct(self._files, job.source, requests)
-        places, nbytes = laid_out(requests, PAGE_NBYTES)
-        if direct is not None:
-            with self._lane() as lane:
-                landing = _landing(lane, nbytes)
-                if landing is not None:
-                    addresses = [landing.address + at for at in places]
-                    self._read(job, requests, direct, addresses)
-                    yield [Landed(landing, at) for at in places]
-                    return
-        with self._ring.fetch(job, requests) as answers:
-            yield answers
+        return direct and partial(self._read, job, requests, direct)
 
     def _read(
         self,
         job: Job,
         requests: Sequence[ByteRequest],
         direct: DirectRead,
+        lane: Lane,
         addresses: Sequence[int],
     ) -> None:
         """Read the ranges, and check that no file was replaced meanwhile."""
+        del lane
         parts = zip(direct.files, direct.spans, addresses, requests, strict=True)
         ranges = [
             FileRange(file, first, last - first, address - (request.start - first))
             for file, (first, last), address, request in parts
         ]
-        with job.tally.stage("fetch"):
-            try:
-                self._files.read(ranges)
-            except StoreError:
-                # If the file was replaced, that is the better explanation.
-                direct.refuse_changed()
-                raise
+        try:
+            self._files.read(ranges)
+        except StoreError:
+            # If the file was replaced, that is the better explanation.
             direct.refuse_changed()
+            raise
+        direct.refuse_changed()
         job.tally.add(n_direct_requests=len(requests))
 
 
-def choose_fetch(
-    device: Device,
-    source: Source,
-    budget: Budget,
-    lane: Callable[[], AbstractContextManager[Lane]],
-    *,
-    decodes: bool,
-) -> RingFetch | DirectFetch:
-    """The way for payload to a device; its `label` tells the reason.
-
-    `lane` returns a lane whose last batch is settled. `decodes` says whether the device
-    decodes.
-    """
-    if not decodes:
-        return RingFetch(device, budget, "the host decodes")
-    try:
-        files, label = _direct_files(source)
-    except UnsupportedError as error:
-        return RingFetch(device, budget, error.what)
-    ring = RingFetch(device, budget, "small ranges")
-    return DirectFetch(files, ring, lane, label)
-
-
-def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
+def direct_files(source: Source) -> tuple[KvikioFiles, str]:
     """Files of kvikio for an array's objects, and the name of this way for reports.
 
     Raises `UnsupportedError`, which says why, if kvikio cannot be used.
@@ -253,11 +188,3 @@ def _direct_files(source: Source) -> tuple[KvikioFiles, str]:
         files = find_kvikio_remote()
         return files, f"{files.label}, remote files"
     raise UnsupportedError("a store of which kvikio knows nothing")
-
-
-def _landing(lane: Lane, nbytes: int) -> LaneLanding | None:
-    """Memory of a lane to read files into; None if there is not enough."""
-    try:
-        return LaneLanding(lane, lane.landing_address(nbytes))
-    except DeviceMemoryError:
-        return None

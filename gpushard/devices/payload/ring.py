@@ -118,16 +118,20 @@ class RingFetch:
 
     def __init__(self, device: Device, budget: Budget, why: str) -> None:
         self.label = f"ring of {budget.n_slots} pinned slots ({why})"
+        self.batch_nbytes = budget.encoded_nbytes
         self._free = Spares(
             Slot(device, budget.encoded_nbytes) for _ in range(budget.n_slots)
         )
 
     @contextmanager
-    def fetch(self, job: Job, requests: Sequence[ByteRequest]) -> Iterator[Answers]:
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
+    ) -> Iterator[Answers]:
         """Answers in a slot, which is held until the context ends.
 
         Raises what the store and `fetch_wanted` raise.
         """
+        del n_rows
         places, nbytes = laid_out(requests, ALIGNMENT)
         with self._slot() as slot:
             landing = _landing(slot, nbytes)

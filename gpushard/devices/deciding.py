@@ -1,0 +1,68 @@
+"""Whether a device or the host decodes the inner chunks of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpushard.devices.base import Device
+from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
+from gpushard.devices.host_rows import row_s
+from gpushard.devices.payload.landing import Encoded
+from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, load_of
+from gpushard.fetching.job import Job
+
+# What is known of an array: the first bytes of the last inner chunk that was looked at.
+_HEADER = "header of a frame"
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Decider:
+    """Decides by the option `placement`, or by estimated costs.
+
+    It knows nothing of a sink, so that a sink goes as soon as nobody has it any more.
+
+    Attributes
+    ----------
+    chain
+        What the device does to the inner chunks.
+    """
+
+    def __init__(self, device: Device, chain: DeviceChain) -> None:
+        self._device = device
+        self.chain = chain
+        compressed = (step for step in chain.steps if step.kind in COMPRESSED)
+        self._step: Step | None = next(compressed, None)
+
+    def before(self, job: Job, n_rows: int, nbytes: int) -> bool:
+        """Whether the device shall decode inner chunks that are still to be fetched.
+
+        False if that cannot be told without the header of one.
+        """
+        step = self._step
+        if step is None or job.source.options.placement != "cost":
+            return job.source.options.placement != "host"
+        if step.kind is StepKind.BLOSC and _HEADER not in job.source.facts:
+            return False
+        costs = self._costs(job, step, n_rows, nbytes)
+        return costs.device <= costs.host
+
+    def after(self, job: Job, encoded: Encoded) -> bool:
+        """Whether the device shall decode inner chunks that were fetched."""
+        step = self._step
+        if step is None or job.source.options.placement != "cost":
+            return job.source.options.placement != "host"
+        landing = encoded.landing
+        if landing.lane is None:  # else it would be copied back just for its header
+            memory, at = landing.on_host(encoded[:1])
+            header = memory[int(at[0]) : int(at[0] + encoded.nbytes[0])]
+            job.source.facts[_HEADER] = header[:BLOSC_HEADER_NBYTES].copy()
+        costs = self._costs(job, step, len(encoded), int(encoded.nbytes.sum()))
+        job.tally.add_seconds("estimated on the device", costs.device)
+        job.tally.add_seconds("estimated on the host", costs.host)
+        return costs.device <= costs.host
+
+    def _costs(self, job: Job, step: Step, n_rows: int, nbytes: int) -> Costs:
+        header = job.source.facts.get(_HEADER, _NOTHING)
+        threads, seconds = job.source.options.threads, row_s(self.chain, job.source)
+        load = load_of(step, n_rows, nbytes, header)
+        return estimate(load, threads, self._device.rates, seconds)

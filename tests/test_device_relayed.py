@@ -1,0 +1,267 @@
+"""Files relayed to a device in pieces, by threads of the compiled loops."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from cuda_host.reads import read_on_device
+from device_fetch_cases import (
+    CHAINS,
+    LockedDevice,
+    MeasuredDevice,
+    emulated,
+    small_batches,
+    stored,
+)
+from gpushard.devices import deciding, relayed, sink
+from gpushard.devices.choice import choose_chain
+from gpushard.devices.placement import Rates
+from gpushard.devices.relayed import Pieces
+from gpushard.fused import choice
+from gpushard.options import MIB
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
+from relaying_cases import OPTIONS, in_small_batches, opened, relaying, use_small_pieces
+from zarr_oracle import assert_same_bits
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+
+SHAPE = (120, 80)
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    use_small_pieces(monkeypatch)
+
+
+@pytest.fixture
+def device():
+    return relaying()
+
+
+@pytest.mark.parametrize("max_rows", [5, 4096])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_every_chain_is_read_from_what_was_relayed(
+    tmp_path, device, chain, max_rows, monkeypatch
+):
+    values = stored(tmp_path, CHAINS[chain], SHAPE)
+    in_small_batches(monkeypatch)
+    a = opened(tmp_path)
+    selections = [
+        whole(a.shape),
+        expressions.basic((slice(30, 2, -3), 5, None), a.shape),
+        expressions.orthogonal(([3, 1, 119], slice(None)), a.shape),
+    ]
+    results, job = read_on_device(a, selections, device, max_rows=max_rows)
+    assert_same_bits(results[0], values)
+    assert_same_bits(results[1], values[30:2:-3, 5, None])
+    assert_same_bits(results[2], values[[3, 1, 119]])
+    counts = job.tally.counts
+    assert counts["n_relayed_requests"] == counts["n_payload_requests"] > 4
+    assert device.copier.n_copies > counts["n_payload_requests"]
+    assert "n_refused_inner_chunks" not in counts
+
+
+def test_threads_leave_the_context_that_they_found(tmp_path, device):
+    stored(tmp_path, None)
+    read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert device.copier.n_entered > 1
+    assert device.copier.is_left
+
+
+def test_memory_goes_with_the_read(tmp_path, device, monkeypatch):
+    stored(tmp_path, CHAINS["zstd"])
+    a = opened(tmp_path)
+    seen = []
+    made = sink.DeviceSink.__init__
+
+    def noted(self, *arguments, **more):
+        made(self, *arguments, **more)
+        seen.append(weakref.ref(self))
+
+    monkeypatch.setattr(sink.DeviceSink, "__init__", noted)
+    gc.collect()
+    gc.disable()
+    try:
+        read_on_device(a, [whole(a.shape)], device)
+        assert [made() for made in seen] == [None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("chain", ["zstd", "none"])
+def test_memory_stays_under_the_limit(tmp_path, monkeypatch, chain):
+    class Measured(LockedDevice, MeasuredDevice):
+        pass
+
+    monkeypatch.setattr(relayed, "_PIECE_NBYTES", 4 * MIB)
+    device = relaying(Measured)
+    shape = (512, 480)
+    values = stored(tmp_path, CHAINS[chain], shape, chunks=(16, 32), shards=(128, 96))
+    a = opened(tmp_path, OPTIONS.but(memory_limit=MIB))
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], values)
+    assert job.tally.counts["n_relayed_requests"]
+    assert device.peak_nbytes - values.nbytes <= MIB
+
+
+def test_plain_elements_come_in_larger_batches(tmp_path, device):
+    shape = (512, 480)
+    stored(tmp_path, None, shape, chunks=(16, 32), shards=(128, 96))
+    a = opened(tmp_path, OPTIONS.but(memory_limit=MIB))
+    read_on_device(a, [whole(a.shape)], device)  # the loops are loaded then
+    _, job = read_on_device(a, [whole(a.shape)], device)
+    with_ring = emulated(LockedDevice)
+    _, other = read_on_device(a, [whole(a.shape)], with_ring)
+    assert job.sink.batch_nbytes == 2 * other.sink.batch_nbytes
+
+
+def test_few_bytes_and_other_stores_go_through_the_ring(tmp_path, device, monkeypatch):
+    values = stored(tmp_path / "a", CHAINS["zstd"])
+    in_memory = zarr.storage.MemoryStore()
+    made = zarr.create_array(
+        in_memory, shape=(60, 40), chunks=(8, 10), shards=(16, 20), dtype="i4"
+    )
+    made[...] = values
+    results, job = read_on_device(opened(in_memory), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "n_relayed_requests" not in job.tally.counts
+    monkeypatch.setattr(relayed, "_SHARE_NBYTES", 2**20)
+    results, job = read_on_device(opened(tmp_path / "a"), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "n_relayed_requests" not in job.tally.counts
+
+
+def test_chunks_outside_of_shards_go_through_the_ring(tmp_path, device):
+    made = zarr.create_array(tmp_path, shape=(60, 40), chunks=(8, 10), dtype="i4")
+    made[...] = values = np.arange(2400, dtype="i4").reshape(60, 40)
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "n_relayed_requests" not in job.tally.counts
+
+
+def test_without_loops_or_a_copier_the_ring_reads(tmp_path, device, monkeypatch):
+    values = stored(tmp_path, CHAINS["zstd"])
+    monkeypatch.setattr(choice, "_loaded", [None])
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "n_relayed_requests" not in job.tally.counts
+    device.copier = None
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "relay" not in job.sink.fetch_label
+
+
+def test_without_memory_to_pin_the_ring_reads(tmp_path, device, monkeypatch):
+    values = stored(tmp_path, CHAINS["zstd"])
+    monkeypatch.setattr(relayed, "_PIECE_NBYTES", 2**20)
+    is_hand = 2 * 2**20
+    pinned = device.allocate_pinned
+
+    def refused(nbytes):
+        if nbytes == is_hand:
+            raise gpushard.DeviceMemoryError("no more can be pinned")
+        return pinned(nbytes)
+
+    monkeypatch.setattr(device, "allocate_pinned", refused)
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "n_relayed_requests" not in job.tally.counts
+
+
+def test_fewer_hands_do_where_no_more_can_be_had(tmp_path, device, monkeypatch):
+    values = stored(tmp_path, CHAINS["zstd"])
+    n_left = iter([1, 1])
+    make = relayed.Hands._make
+
+    def some(hands):
+        if not next(n_left, 0):
+            raise gpushard.DeviceMemoryError("no more can be pinned")
+        return make(hands)
+
+    monkeypatch.setattr(relayed.Hands, "_make", some)
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert job.tally.counts["n_relayed_requests"]
+
+
+# Who decodes
+
+
+@pytest.mark.parametrize("chain", ["zstd", "blosc-lz4"])
+@pytest.mark.parametrize("is_faster", [False, True])
+def test_what_the_host_decodes_is_not_relayed(tmp_path, device, chain, is_faster):
+    shape = (120, 80)
+    values = stored(tmp_path, CHAINS[chain], shape)
+    rate = 1e15 if is_faster else 1.0
+    device.rates = dict.fromkeys(
+        ("zstd", "blosc-lz4", "blosc-zstd"), Rates(rate, rate, 1e6)
+    )
+    a = opened(tmp_path, OPTIONS.but(placement="cost"))
+    # The header of a Blosc frame is known from the first read on, which has the ring.
+    for _ in range(2):
+        results, job = read_on_device(a, [whole(shape)], device, placement="cost")
+        assert_same_bits(results[0], values)
+    counts = job.tally.counts
+    assert bool(counts.get("n_relayed_requests")) == is_faster
+    assert bool(counts.get("n_decoded_on_device")) == is_faster
+    assert bool(counts.get("n_decoded_on_host")) != is_faster
+
+
+def test_the_header_that_placement_needs_is_that_of_the_array(tmp_path, device):
+    stored(tmp_path, CHAINS["blosc-lz4"])
+    a = opened(tmp_path, OPTIONS.but(placement="cost"))
+    read_on_device(a, [whole(a.shape)], device, placement="cost")
+    header = a.source.facts[deciding._HEADER]
+    assert len(header) == 16
+    assert header[2] >> 5 == 1  # LZ4, in the flags of the frame
+
+
+@given(
+    sizes=st.lists(st.integers(1, 500), min_size=1, max_size=30),
+    gaps=st.lists(st.integers(0, 90), min_size=30, max_size=30),
+    most=st.integers(1, 300),
+)
+def test_pieces_have_each_byte_once_and_are_small(sizes, gaps, most):
+    nbytes = np.array(sizes)
+    places = np.cumsum(nbytes + gaps[: len(sizes)]) - nbytes - gaps[0]
+    files, offsets = np.arange(len(sizes)) + 10, np.arange(len(sizes)) * 1000
+    pieces = Pieces.cut(files, offsets, nbytes, places, most)
+    assert pieces.cuts[0] == 0
+    assert pieces.cuts[-1] == len(pieces.ranges)
+    assert (np.diff(pieces.cuts) > 0).all()
+    assert pieces.ranges.flags.c_contiguous
+    found = {}
+    for first, stop in zip(pieces.cuts[:-1], pieces.cuts[1:], strict=True):
+        some = pieces.ranges[first:stop]
+        assert some[-1, 3] + some[-1, 2] - some[0, 3] <= most
+        assert (some[1:, 3] >= some[:-1, 3] + some[:-1, 2]).all()
+        for file, offset, n, place in some.tolist():
+            for k in range(n):
+                assert (file, offset + k) not in found
+                found[file, offset + k] = place + k
+    wanted = {
+        (10 + i, 1000 * i + k): int(place) + k
+        for i, (n, place) in enumerate(zip(sizes, places, strict=True))
+        for k in range(n)
+    }
+    assert found == wanted
+
+
+def test_a_limit_with_no_room_for_hands_leaves_the_ring(tmp_path, device):
+    stored(tmp_path, CHAINS["zstd"])
+    a = opened(tmp_path)
+    chain, _ = choose_chain(a.source)
+    budget = small_batches(1024)
+    assert relayed.relay_budget(device, a.source, chain, budget) == budget
+    for less in (replace(budget, n_slots=1), small_batches(100)):
+        assert relayed.relay_budget(device, a.source, chain, less) is None
