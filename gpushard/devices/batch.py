@@ -189,7 +189,7 @@ def _n_writes(step: Step) -> int:
 
 def _lay_scatters(page: TablePage, targets: Targets, rows: Rows) -> list[_Scatter]:
     scatters: list[_Scatter] = []
-    for t, some in rows.by_target():
+    for t, some in rows.of_target:
         target = targets.laid[t]
         batch = target.scatter.batch(rows.position[:, some], page)
         scatters.append(_Scatter(target, some, batch))

@@ -279,8 +279,10 @@ class DeviceSink:
             yield slice(first, first + n_rows)
             first += n_rows
 
-    def _order(self, block: ShardBlock, columns: Ints) -> Ints:
+    def _order(self, block: ShardBlock, columns: Ints) -> slice | Ints:
         """Order that sorts columns of a block by the target that they land in."""
+        if len(self._targets.laid) == 1:
+            return slice(None)  # of no copy
         target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.lane import Lane
 from gpushard.fetching.ranged import RangedBlock
+from gpushard.selecting.numbering import as_slice, columns_at
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
@@ -25,8 +26,6 @@ ALIGNMENT = 64
 
 # One copy occupies the host for as long as half a megabyte occupies the bus.
 _MAX_RUNS = 8
-
-_COLUMNS = ("column", "at", "nbytes", "low", "stored_nbytes")
 
 
 class Landing(Protocol):
@@ -90,8 +89,9 @@ class Encoded:
             [landed.at - int(ranged.requests.start[r]) for r, landed in answers]
         )
         base = np.repeat(bases, [len(some) for some in per_request])
-        first, last = ranged.spans[:, rows]
-        start, stop = ranged.located.start[rows], ranged.located.stop[rows]
+        which = as_slice(rows)
+        first, last = columns_at(ranged.spans, which)
+        start, stop = ranged.located.start[which], ranged.located.stop[which]
         return cls(
             answers[0][1].landing,
             rows,
@@ -105,7 +105,14 @@ class Encoded:
         return len(self.column)
 
     def __getitem__(self, which: slice | Ints) -> Encoded:
-        return Encoded(self.landing, *(getattr(self, name)[which] for name in _COLUMNS))
+        return Encoded(
+            self.landing,
+            self.column[which],
+            self.at[which],
+            self.nbytes[which],
+            self.low[which],
+            self.stored_nbytes[which],
+        )
 
 
 @dataclass(frozen=True, slots=True)

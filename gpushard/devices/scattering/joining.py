@@ -26,6 +26,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
+from gpushard.selecting.numbering import columns_at
 from gpushard.selecting.projection import Members, Projection
 from gpushard.selecting.selection import Ints
 
@@ -74,8 +75,26 @@ class Grouping:
         """
         if self.shift is None:
             return position
-        shift = self.shift[:, part]
+        shift = columns_at(self.shift, part)
         return np.vstack([position + shift[: len(position)], shift[-1:]])
+
+    def rows_of_groups(self, part: Ints) -> list[tuple[int, slice]]:
+        """The groups that have rows, and the slice of each one's rows.
+
+        `part`, int64 of shape (n_rows,), is the part of each row; rows are sorted by
+        the groups of their parts.
+        """
+        if len(self.groups) == 1:
+            return [(0, slice(0, len(part)))]
+        group = self.of_part[part]
+        found: list[tuple[int, slice]] = []
+        first = 0
+        while first < len(group):
+            number = int(group[first])
+            last = int(np.searchsorted(group, number, side="right"))
+            found.append((number, slice(first, last)))
+            first = last
+        return found
 
 
 class _Along(NamedTuple):

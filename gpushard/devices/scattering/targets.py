@@ -5,7 +5,7 @@ Also, which inner chunks reach them without a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
+from gpushard.selecting.numbering import as_slice, columns_at
 from gpushard.selecting.selection import Ints, Orthogonal
 
 # A copy is a driver call, and a scattered batch takes few calls (20). With more copies,
@@ -105,33 +106,25 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    target
-        int64, shape (n_rows,), ascending.
+    of_target
+        The targets that have rows, and the slice of each one's rows.
     position
         int64, shape (n, n_rows). Positions as `Grouping.positions` returns them.
     part
         int64, shape (n_rows,). Part of the plan; each part has an output of its own.
     """
 
-    target: Ints
+    of_target: Sequence[tuple[int, slice]]
     position: Ints
     part: Ints
 
     @classmethod
     def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
         """The given columns of a block, which are sorted by target."""
-        part = block.part[columns]
-        position = grouping.positions(block.position[:, columns], part)
-        return cls(grouping.of_part[part], position, part)
-
-    def by_target(self) -> Iterator[tuple[int, slice]]:
-        """Index of each target that has rows, and the slice of its rows."""
-        first = 0
-        while first < len(self.target):
-            t = int(self.target[first])
-            last = int(np.searchsorted(self.target, t, side="right"))
-            yield t, slice(first, last)
-            first = last
+        which = as_slice(columns)
+        part = block.part[which]
+        position = grouping.positions(columns_at(block.position, which), part)
+        return cls(grouping.rows_of_groups(part), position, part)
 
 
 class Copies(NamedTuple):
@@ -161,8 +154,8 @@ class Targets(NamedTuple):
         They are whole inner chunks in the output, at multiples of `alignment`; 0: none
         is. The result is int64, of shape (n_rows,).
         """
-        landings = np.zeros(len(rows.target), np.int64)
-        for t, some in rows.by_target() if alignment else ():
+        landings = np.zeros(len(rows.part), np.int64)
+        for t, some in rows.of_target if alignment else ():
             target = self.laid[t]
             runs = target.scatter.runs(rows.position[:, some])
             if runs is not None:
@@ -178,8 +171,8 @@ class Targets(NamedTuple):
         inner chunk, also if that byte was not fetched. None if one inner chunk needs a
         scatter, or if there would be too many copies.
         """
-        source, address, nbytes = np.empty((3, len(rows.target)), np.int64)
-        for t, some in rows.by_target():
+        source, address, nbytes = np.empty((3, len(rows.part)), np.int64)
+        for t, some in rows.of_target:
             target = self.laid[t]
             runs = target.scatter.runs(rows.position[:, some])
             if runs is None:
