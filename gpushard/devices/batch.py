@@ -113,7 +113,7 @@ def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> 
         if copies is not None:
             landing.land(lane, copies)
             return
-    src = landing.bring(lane, encoded) - encoded.low.astype(np.uint64)
+    src = landing.bring(lane, encoded) - encoded.low.view(np.uint64)
     _scatter(lane, targets, rows, src)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,19 @@ def fast_divisor(divisor: int | Ints) -> NDArray[Any]:
 
     `divisor` is at least 1 and below 2**31.
     """
-    by = np.asarray(divisor, np.uint64)
+    if isinstance(divisor, int):
+        return _one_divisor(divisor)
+    return _divisors(np.asarray(divisor, np.uint64))
+
+
+@lru_cache(maxsize=256)  # the batches of a read mostly need the same one
+def _one_divisor(divisor: int) -> NDArray[Any]:
+    found = _divisors(np.asarray(divisor, np.uint64))
+    found.flags.writeable = False
+    return found
+
+
+def _divisors(by: NDArray[np.uint64]) -> NDArray[Any]:
     log2 = np.frexp((by - np.uint64(1)).astype(np.float64))[1].astype(np.uint64)
     one, low = np.uint64(1), np.uint64(32)
     found = np.empty(by.shape, FAST_DIVISOR)

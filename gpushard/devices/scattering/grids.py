@@ -247,7 +247,10 @@ class GridScatter:
         """
         n_rows = position.shape[1]
         tiles, tile_log2 = self._tiles(position, n_rows)
-        per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
+        if isinstance(tiles, int):
+            per_row, n_tiles = max(tiles, 1), tiles * n_rows
+        else:
+            per_row, n_tiles = int(tiles.max(initial=1)), int(tiles.sum())
         pointers: list[tuple[int, int]] = []
         for lookup in self._lookups:
             entry = position[lookup.axis]
@@ -258,7 +261,8 @@ class GridScatter:
             pointers.append((lookup.position_word, entries))
         # A few empty tiles cost less than a search for the row of each tile.
         if 2 * n_tiles < n_rows * per_row:
-            bounds = np.append(0, np.cumsum(tiles)).astype(np.uint32)
+            of_rows = np.broadcast_to(tiles, n_rows)
+            bounds = np.append(0, np.cumsum(of_rows)).astype(np.uint32)
             word = word_of(self.parameter.record.dtype, "tile_bounds")
             pointers.append((word, page.add(bounds)))
         else:
@@ -273,12 +277,16 @@ class GridScatter:
         n_threads = n_tiles * (_SQUARE_THREADS if self._is_turned else _LANES)
         return ScatterBatch(tuple(pointers), fields, n_threads)
 
-    def _tiles(self, position: Ints, n_rows: int) -> tuple[Ints, int]:
-        """Number of tiles of each row, and the binary logarithm of their size."""
+    def _tiles(self, position: Ints, n_rows: int) -> tuple[int | Ints, int]:
+        """Number of tiles of each row, and the binary logarithm of their size.
+
+        The number is one int if it is the same for all rows.
+        """
         if self._is_turned:
-            return np.broadcast_to(n_squares(self._boxes, position), n_rows), 0
-        nbytes = np.broadcast_to(self._boxes.nbytes(position), n_rows)
-        tile_log2 = _tile_log2(int(nbytes.sum()))
+            return n_squares(self._boxes, position), 0
+        nbytes = self._boxes.nbytes(position)
+        is_same = isinstance(nbytes, int)
+        tile_log2 = _tile_log2(nbytes * n_rows if is_same else int(nbytes.sum()))
         return -(-nbytes >> tile_log2), tile_log2
 
 

@@ -98,8 +98,9 @@ class Parameter:
 
     def packed(self, batch: ScatterBatch, at: Addresses) -> Any:
         """Argument of the launch: a NumPy scalar of the struct."""
-        record = self.record.copy()
-        words = record.reshape(1).view(np.uint64)
+        # As words: NumPy copies structs field by field.
+        words = self.record.reshape(1).view(np.uint64).copy()
+        record: NDArray[Any] = np.ndarray((), self.record.dtype, words)
         words[list(self.into_tables)] += np.uint64(at.tables)
         for word, place in batch.pointers:
             words[word] = at.page + place
