@@ -167,17 +167,20 @@ def _places(lane: Lane, chain: DeviceChain, landings: Ints) -> list[Ints]:
     pitch = row_pitch(chain.largest_nbytes)
     tail = lane.budget.tail_nbytes + PADDING_NBYTES
     n_writes = sum(map(_n_writes, chain.steps))
-    # Rows that only the last step writes need no place in an arena if they land.
-    in_arena = landings == 0 if n_writes == 1 else np.ones(len(landings), bool)
-    ordinal = np.cumsum(in_arena) - in_arena
+    n_used, ordinal, lands = len(landings), np.arange(len(landings)), landings.any()
+    if lands and n_writes == 1:
+        # Rows that only the last step writes need no place in an arena if they land.
+        in_arena = landings == 0
+        n_used, ordinal = int(in_arena.sum()), np.cumsum(in_arena) - in_arena
+    offset, room = pitch * ordinal, LEAD_NBYTES + n_used * pitch + tail
     places: list[Ints] = []
     for k, arena in enumerate(lane.arenas):
-        n_used = int(in_arena.sum()) if k < n_writes else 0
-        room = LEAD_NBYTES + n_used * pitch + tail
-        start = arena.address(room if n_used else 0) + LEAD_NBYTES
-        places.append(start + pitch * ordinal)
-    last = places[(n_writes - 1) % 2]
-    return [*places, np.where(landings, landings, last)]
+        start = arena.address(room if n_used and k < n_writes else 0)
+        if k < max(n_writes, 1):  # nothing reads the places of an arena without writes
+            places.append(start + LEAD_NBYTES + offset)
+    last = places[(n_writes - 1) % len(places)]
+    landed = np.where(landings, landings, last) if lands else last
+    return [places[0], places[-1], landed]
 
 
 def _n_writes(step: Step) -> int:

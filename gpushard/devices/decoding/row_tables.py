@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,8 +78,7 @@ class Shuffles(NamedTuple):
     block_nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowTables:
+class RowTables(NamedTuple):
     """Where the tables of a batch lie: offsets on its page, then device addresses.
 
     Attributes
@@ -91,6 +89,11 @@ class RowTables:
         What the bytes around the rows are made of; 0 if the chain does not need them.
     src, src_nbytes
         uint64, one per row: address and size of the encoded bytes.
+    sizes
+        uint64, one per row for each step but the last: bytes after the step.
+    arena_0, arena_1, landing
+        uint64, one per row: its address in the two arenas, and where the last step
+        decodes it to. Equal tables are one.
     planes
         `FAST_DIVISOR`, one per row: bytes in its shuffled blocks. Only if the scatter
         undoes the last step, a `StepKind.SHUFFLE`.
@@ -110,7 +113,9 @@ class RowTables:
     src_nbytes: int
     sizes: int
     filters: int
-    places: int
+    arena_0: int
+    arena_1: int
+    landing: int
     planes: int
     dummies: int
     totals: int
@@ -135,22 +140,28 @@ class RowTables:
             Device address and size of each row's encoded bytes.
         places
             int64, shape (n_rows,), three times: address of each row in the two arenas,
-            and where the last step decodes it to, in an arena or in the output.
+            and where the last step decodes it to, in an arena or in the output. The
+            same column may be given more than once.
         """
         src, src_nbytes = encoded
         n_rows, steps = len(src), chain.steps
-        sizes = np.array([step.decoded_nbytes for step in steps], np.uint64)
+        sizes = np.array([step.decoded_nbytes for step in steps[:-1]], np.uint64)
         totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
+        distinct = {id(column): column for column in places}
+        added = {key: page.add(column) for key, column in distinct.items()}
+        arena_0, arena_1, landing = (added[id(column)] for column in places)
         return cls(
             n_rows=n_rows,
             n_steps=len(steps),
             fused_nbytes=chain.fused_nbytes,
             canary_seed=_canary_seed() if chain.guards_rows else 0,
             src=page.add(src),
-            src_nbytes=page.add(src_nbytes.astype(np.uint64)),
+            src_nbytes=page.add(src_nbytes),
             sizes=page.add(np.repeat(sizes, n_rows)),
             filters=page.add(np.repeat(_filters(chain), n_rows)),
-            places=page.add(np.concatenate(places).astype(np.uint64)),
+            arena_0=arena_0,
+            arena_1=arena_1,
+            landing=landing,
             planes=page.add(_planes(chain, n_rows)),
             dummies=page.add(_DUMMY_TABLE),
             totals=totals,
@@ -163,11 +174,12 @@ class RowTables:
 
     def at(self, address: int) -> RowTables:
         """The same tables with addresses, on a page that lies at `address`."""
-        offsets = {field.name for field in fields(self)} - _NUMBERS
-        return replace(self, **{k: address + getattr(self, k) for k in offsets})
+        offsets = self._asdict().items()
+        moved = {name: address + at for name, at in offsets if name not in _NUMBERS}
+        return self._replace(**moved)
 
     def sizes_after(self, step: int) -> int:
-        """Table of the size of every row after a step: uint64."""
+        """Table of the size of every row after a step that is not the last: uint64."""
         return self.sizes + 8 * self.n_rows * step
 
     def filters_of(self, step: int) -> Shuffles:
@@ -177,7 +189,7 @@ class RowTables:
 
     def place(self, k: int) -> int:
         """Table of the addresses of rows in arena `k`, or for `LANDING`; uint64."""
-        return self.places + 8 * self.n_rows * k
+        return (self.arena_0, self.arena_1, self.landing)[k]
 
     def dummy(self, algorithm: Algorithm) -> int:
         """Address of the stream of `DUMMIES` for an algorithm."""
@@ -191,11 +203,13 @@ def _canary_seed() -> int:
 
 def _filters(chain: DeviceChain) -> NDArray[np.uint32]:
     """Filter, item size and block size of each step, if one of them is a shuffle."""
+    if all(step.kind is not StepKind.SHUFFLE for step in chain.steps):
+        return np.empty(0, np.uint32)
     numbers = np.zeros((len(chain.steps), 3), np.uint32)
     for row, step in zip(numbers, chain.steps, strict=True):
         if step.kind is StepKind.SHUFFLE:
             row[:] = BYTE_SHUFFLED, step.itemsize, step.decoded_nbytes
-    return numbers if numbers.any() else numbers[:0]
+    return numbers
 
 
 def _planes(chain: DeviceChain, n_rows: int) -> NDArray[Any]:
