@@ -19,7 +19,17 @@ def test_neighbours_become_a_slice_and_their_columns_a_view(rows):
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [1, 3], [2, 1, 0], [0, 2, 1, 3], [0, 0, 2], [0, 5, 1, 3], [4, 4]]
+    "rows",
+    [
+        [],
+        [1, 3],
+        [2, 1, 0],
+        [0, 2, 1, 3],
+        [0, 0, 2],
+        [0, 5, 1, 3],
+        [4, 4],
+        [0, 3, 2, 1, 4, 5],
+    ],
 )
 def test_other_rows_stay_a_list(rows):
     table, listed = np.arange(30).reshape(3, 10), np.array(rows, np.int64)

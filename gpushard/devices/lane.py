@@ -142,9 +142,8 @@ class Lane:
         self.decoding = None
         for slab in self._slabs:
             slab.settle()
-        refused = np.flatnonzero(pending.statuses)
-        if len(refused):
-            pending.settle(refused)
+        if pending.statuses.any():
+            pending.settle(np.flatnonzero(pending.statuses))
 
     def note_harmless(self) -> None:
         """Note a batch that cannot fail: `retire_all` only waits for its end."""

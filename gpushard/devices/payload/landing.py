@@ -83,12 +83,12 @@ class Encoded:
     @classmethod
     def of(cls, ranged: RangedBlock, answers: Sequence[tuple[int, Landed]]) -> Encoded:
         """Inner chunks in the answers, in the order of their bytes."""
+        requests = np.array([r for r, _ in answers])
+        bases = np.array([landed.at for _, landed in answers])
+        bases -= ranged.requests.start[requests]
         per_request = [ranged.rows_of(r) for r, _ in answers]
         rows = np.concatenate(per_request)
-        bases = np.array(
-            [landed.at - int(ranged.requests.start[r]) for r, landed in answers]
-        )
-        base = np.repeat(bases, [len(some) for some in per_request])
+        base = np.repeat(bases, list(map(len, per_request)))
         which = as_slice(rows)
         first, last = columns_at(ranged.spans, which)
         start, stop = ranged.located.start[which], ranged.located.stop[which]
@@ -105,6 +105,9 @@ class Encoded:
         return len(self.column)
 
     def __getitem__(self, which: slice | Ints) -> Encoded:
+        n = len(self.column)
+        if isinstance(which, slice) and which.indices(n) == (0, n, 1):
+            return self
         return Encoded(
             self.landing,
             self.column[which],

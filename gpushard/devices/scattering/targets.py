@@ -122,7 +122,8 @@ class Rows(NamedTuple):
     def of(cls, block: ShardBlock, columns: Ints, grouping: Grouping) -> Rows:
         """The given columns of a block, which are sorted by target."""
         which = as_slice(columns)
-        part = block.part[which]
+        is_one = len(grouping.of_part) == 1
+        part = np.zeros_like(columns) if is_one else block.part[which]
         position = grouping.positions(columns_at(block.position, which), part)
         return cls(grouping.rows_of_groups(part), position, part)
 
