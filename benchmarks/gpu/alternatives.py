@@ -19,7 +19,6 @@ from benchmarks.gpu.streams import ENCODERS, Batch, uploaded
 from benchmarks.gpu.vendor_crc import VendorCrc
 from benchmarks.gpu.vendor_gzip import LookaheadGzip
 from gpushard import Options, open_array
-from gpushard.devices.lane import PAGE_NBYTES
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.payload.kvikio_file import (
@@ -27,6 +26,7 @@ from gpushard.devices.payload.kvikio_file import (
     KvikioFiles,
     kvikio_facts,
 )
+from gpushard.devices.payload.landed import PAGE_NBYTES
 from gpushard.devices.sink import most_rows
 
 if TYPE_CHECKING:

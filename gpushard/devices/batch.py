@@ -73,7 +73,7 @@ def decode_on_host(
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     sizes = np.full(len(encoded), chain.decoded_nbytes)
     host, places = lane.room_for(sizes)
-    put_rows(chain, fetched, host, places)
+    put_rows(chain, fetched, lane, host, places)
     src = (places + lane.upload(host)).astype(np.uint64)
     _scatter(lane, targets, rows, src)
 

@@ -51,11 +51,9 @@ class Decider:
         step = self._step
         if step is None or job.source.options.placement != "cost":
             return job.source.options.placement != "host"
-        landing = encoded.landing
-        if landing.lane is None:  # else it would be copied back just for its header
-            memory, at = landing.on_host(encoded[:1])
-            header = memory[int(at[0]) : int(at[0] + encoded.nbytes[0])]
-            job.source.facts[_HEADER] = header[:BLOSC_HEADER_NBYTES].copy()
+        first = encoded.landing.first_on_host(encoded)
+        if first is not None:
+            job.source.facts[_HEADER] = first[:BLOSC_HEADER_NBYTES].copy()
         costs = self._costs(job, step, len(encoded), int(encoded.nbytes.sum()))
         job.tally.add_seconds("estimated on the device", costs.device)
         job.tally.add_seconds("estimated on the host", costs.host)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.decoding.chain import DeviceChain
+from gpushard.devices.lane import Lane
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import HOST_ROW_S, LOOPS_ROW_S
 from gpushard.fetching.job import Job
@@ -31,16 +32,17 @@ _LARGE_NBYTES = 64 * KIB
 def put_rows(
     chain: DeviceChain,
     fetched: tuple[Job, ShardBlock, Encoded],
+    lane: Lane,
     memory: NDArray[np.uint8],
     places: Ints,
 ) -> None:
     """Decode inner chunks into `memory`: uint8, host, aligned.
 
-    `places` has the offset of each row, int64, shape (n,). Raises `CorruptShardError`
-    if one is damaged.
+    `places` has the offset of each row, int64, shape (n,). What lies on the device is
+    copied back on `lane`. Raises `CorruptShardError` if one is damaged.
     """
     job, block, encoded = fetched
-    held, at = encoded.landing.on_host(encoded)
+    held, at = encoded.landing.on_host(lane, encoded)
     # A distant store has more workers (`Source.most_workers`), which mostly wait.
     threads = job.source.options.threads
     n_threads = max(1, min(threads, job.source.room.most_workers) // N_LANES)

@@ -20,9 +20,6 @@ from gpushard.selecting.selection import Ints
 
 # Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
-# GPUDirect Storage reads pages of a file into pages of memory (cuFile).
-PAGE_NBYTES = 4096
-LANDED_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
 
 
 @dataclass
@@ -59,6 +56,9 @@ class Lane:
     n_waits
         How often the host has waited for the stream. All work that was queued before
         the last wait is done.
+    n_settled
+        How often the lane was found or made to have nothing under way. No batch that
+        was begun before the last time needs its encoded bytes any more.
     decoding
         Inner chunks that are decoded on the device, until it is known to have survived
         that: a block, and which of its columns.
@@ -71,6 +71,7 @@ class Lane:
     pending: Pending | None = field(init=False, default=None)
     encoded_nbytes: int = field(init=False, default=0)
     n_waits: int = field(init=False, default=0)
+    n_settled: int = field(init=False, default=0)
     decoding: tuple[ShardBlock, Ints] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -99,8 +100,7 @@ class Lane:
             self.statuses_host,
             self.totals_host,
         )
-        # Not released where memory runs out: they have the bytes that are put again.
-        self.landed = Slab(device, most_nbytes + LANDED_ROOM_NBYTES)
+        # Not released where memory runs out: it has the bytes that are put again.
         self.returned_host = PinnedSlab(device)
 
     def retire_all(self) -> None:
@@ -110,11 +110,13 @@ class Lane:
         """
         while self.pending is not None:
             self._retire(self.pending)
+        self.n_settled += 1
 
     def let_go(self) -> None:
         """Wait until all work is over, and ignore its outcome; see `wait_out`."""
         self.pending = None
         wait_out(self.device, (self.stream,))
+        self.n_settled += 1
 
     def wait_here(self) -> None:
         """Wait until all work on the stream is done.
@@ -132,6 +134,7 @@ class Lane:
         """
         self.pending = None
         self.wait_here()
+        self.n_settled += 1
         for slab in (*self._slabs, *self._pinned):
             slab.release()
 
@@ -162,11 +165,6 @@ class Lane:
         if len(data):
             self.device.upload(address, data, self.stream)
         return address
-
-    def landing_address(self, nbytes: int) -> int:
-        """Page-aligned device address to read files into; no batch may be under way."""
-        address = self.landed.address_anew(nbytes + LANDED_ROOM_NBYTES)
-        return -(-(address + PADDING_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES
 
     def read_back(self, runs: Sequence[tuple[int, int]]) -> NDArray[np.uint8]:
         """Bytes of `runs` joined, on the host, once all queued work is done.

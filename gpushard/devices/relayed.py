@@ -1,4 +1,4 @@
-"""Files -> device memory of a lane, relayed in pieces by threads of compiled loops.
+"""Files -> device memory, relayed in pieces by threads of compiled loops.
 
 The ring reads a whole batch and then copies it. That writes the batch to the host's
 memory, which the bus then reads, and its threads take the interpreter's lock for each
@@ -9,7 +9,7 @@ takes the lock once for its share of a batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Copier, CopyEvent, Device
+from gpushard.devices.base import Copier, CopyEvent, Device, Event
 from gpushard.devices.budget import Budget
-from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain
-from gpushard.devices.lane import Lane
 from gpushard.devices.payload.direct import DirectFetch, direct_files
+from gpushard.devices.payload.landed import DeviceFetch, Fetch, Handover, Reading
 from gpushard.devices.payload.landing import ALIGNMENT, nbytes_of
-from gpushard.devices.payload.lane_fetch import Fetch, ForDevice, LaneFetch, Reading
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError, DeviceMemoryError, StoreError, UnsupportedError
@@ -43,8 +41,6 @@ from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from gpushard.fused.loading import Compiled
 
 # Eight threads with two buffers of 4 MiB each relayed 48 GB/s, of 52 that the bus has.
@@ -170,22 +166,17 @@ class _Opened(NamedTuple):
             self.store.confirm(handle)
 
 
-class RelayFetch(LaneFetch):
-    """Relays files in pieces, one batch after the other; see `LaneFetch`."""
+class RelayFetch(DeviceFetch):
+    """Relays files in pieces, one batch after the other; see `DeviceFetch`."""
 
     alignment = ALIGNMENT
 
-    def __init__(
-        self,
-        hands: Hands,
-        ring: Fetch,
-        lane: Callable[[], AbstractContextManager[Lane]],
-        is_for_device: ForDevice,
-        batch_nbytes: int,
-    ) -> None:
+    def __init__(self, hands: Hands, handover: Handover, ring: Fetch) -> None:
         label = f"relay of {hands.n_most} threads, else a {ring.label}"
-        super().__init__(ring, lane, is_for_device, label)
-        self.batch_nbytes = batch_nbytes
+        super().__init__(handover, ring, label)
+        self._device = handover.device
+        self._stream = self._device.create_stream()
+        handover.streams.append(self._stream)
         # One batch has all threads and the whole bus, so that it comes the sooner.
         self._turn: Spares[Hands] = Spares([hands])
 
@@ -204,9 +195,7 @@ class RelayFetch(LaneFetch):
             return None  # the ring's read reports the error
         return partial(self._read, job, _Opened(store, requests, handles, loops))
 
-    def _read(
-        self, job: Job, opened: _Opened, lane: Lane, addresses: Sequence[int]
-    ) -> None:
+    def _read(self, job: Job, opened: _Opened, addresses: Sequence[int]) -> Event:
         """Relay the ranges, and check that no file was overwritten meanwhile."""
         places, target = np.array(addresses) - addresses[0], addresses[0]
         nbytes = sum(map(nbytes_of, opened.requests))
@@ -214,11 +203,14 @@ class RelayFetch(LaneFetch):
             some = hands.some(nbytes)
             share = max(-(-nbytes // (_N_BUFFERS * len(some))), _LEAST_PIECE_NBYTES)
             pieces = opened.pieces(places, min(hands.piece_nbytes, share))
-            outcomes = _relay(opened.loops, (lane.stream, target), pieces, hands, some)
+            to = self._stream, target
+            outcomes = _relay(opened.loops, to, pieces, hands, some)
+            copied = self._device.record(self._stream)
         opened.refuse_changed()
         if outcomes.any():
             _refuse(outcomes, hands.copier)
         job.tally.add(n_relayed_requests=len(opened.requests))
+        return copied
 
 
 def _relay(
@@ -296,26 +288,18 @@ def relay_budget(
     return budget if budget.n_slots >= _LEAST_SLOTS and has_room else None
 
 
-def choose_fetch(
-    device: Device,
-    source: Source,
-    budget: Budget,
-    lane: Callable[[], AbstractContextManager[Lane]],
-    decider: Decider,
-) -> Fetch:
-    """The way for payload that a device may decode; its `label` tells the reason.
-
-    `lane` is as `LaneFetch` takes it.
-    """
+def choose_fetch(handover: Handover, source: Source, chain: DeviceChain) -> Fetch:
+    """The way for payload that a device may decode; its `label` tells the reason."""
+    device, budget = handover.device, handover.budget
     try:
         files, label = direct_files(source)
     except UnsupportedError as error:
         why = error.what
     else:
         ring = RingFetch(device, budget, "small ranges")
-        return DirectFetch(files, ring, lane, decider.before, label)
+        return DirectFetch(files, handover, ring, label)
     copier = device.copier
-    relayed = relay_budget(device, source, decider.chain, budget)
+    relayed = relay_budget(device, source, chain, budget)
     if copier is None or relayed is None:
         return RingFetch(device, budget, why)
     share_nbytes = relayed.encoded_nbytes // _N_BUFFERS
@@ -324,4 +308,4 @@ def choose_fetch(
     piece_nbytes = min(_PIECE_NBYTES, share_nbytes // n_hands)
     hands = Hands(device, copier, n_hands, piece_nbytes)
     ring = RingFetch(device, replace(relayed, n_slots=relayed.n_slots - 1), why)
-    return RelayFetch(hands, ring, lane, decider.before, relayed.encoded_nbytes)
+    return RelayFetch(hands, handover._replace(budget=relayed), ring)

@@ -19,6 +19,7 @@ from gpushard.devices.budget import Budget
 from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload.landed import Fetch, Handover
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.relayed import choose_fetch
@@ -79,23 +80,25 @@ class DeviceSink:
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
         self._idle: Spares[Lane] = Spares()
         self._decider = Decider(device, chain)
-        # What fetches has nothing of this sink: all memory goes as soon as a read ends,
-        # and not with a collection.
-        lane = partial(settled, self._idle)
-        if decodes:
-            fetch = choose_fetch(device, source, budget, lane, self._decider)
-        else:
-            fetch = RingFetch(device, budget, "the host decodes")
-        self.fetch, self.fetch_label = fetch.fetch, fetch.label
-        self.batch_nbytes = fetch.batch_nbytes
         self._streams: list[Stream] = []
         self._lanes: list[Lane] = []
         try:
+            fetch = self._choose_fetch(source, budget)
+            self.fetch, self.fetch_label = fetch.fetch, fetch.label
+            self.batch_nbytes = fetch.batch_nbytes
             self._make_lanes(budget)
             self._upload_tables(targets, entries)
         except BaseException:
             self.abandon()
             raise
+
+    def _choose_fetch(self, source: Source, budget: Budget) -> Fetch:
+        device, decider = self.device, self._decider
+        if not self.decodes:
+            return RingFetch(device, budget, "the host decodes")
+        lane = partial(settled, self._idle)
+        handover = Handover(device, budget, lane, decider.before, self._streams)
+        return choose_fetch(handover, source, self.chain)
 
     def _make_lanes(self, budget: Budget) -> None:
         counts = any(step.kind is StepKind.BLOSC for step in self.chain.steps)
@@ -118,7 +121,7 @@ class DeviceSink:
         del job
         ordered = rows[self._order(block, rows)]
         for some in self._batches(len(rows)):
-            with self._lane() as lane:
+            with settled(self._idle) as lane:
                 self._fill(lane, block, ordered[some])
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
@@ -132,7 +135,7 @@ class DeviceSink:
         for neighbours in self._batches(len(encoded)):
             some = encoded[neighbours]
             some = some[self._order(ranged.block, some.column)]
-            with self._lane(encoded.landing.lane) as lane:
+            with settled(self._idle) as lane:
                 right, wrong = self._by_size(some)
                 self._put(lane, job, ranged.block, right, decodes=decodes)
                 # The host's decoder names the damage, or these rows are filled.
@@ -191,15 +194,6 @@ class DeviceSink:
         """Give the streams of the lanes to later reads; no work may be under way."""
         while self._streams:
             self.device.release_stream(self._streams.pop())
-
-    @contextmanager
-    def _lane(self, held: Lane | None = None) -> Iterator[Lane]:
-        """A lane whose last batch is settled; the lane `held`, if there is one."""
-        if held is not None:  # by a fetch, which got it from the same place
-            yield held
-            return
-        with settled(self._idle) as lane:
-            yield lane
 
     def _fill(self, lane: Lane, block: ShardBlock, rows: Ints) -> None:
         """Enqueue writing the fill value, in smaller batches if memory runs out."""

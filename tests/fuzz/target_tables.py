@@ -118,7 +118,7 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
     def bring(landing: SlotLanding, lane: Lane, encoded: Encoded) -> Any:
         """Addresses of the bytes of each inner chunk, as far from a 16 as in a slot."""
         skews = encoded.at % 16
-        memory, at = landing.on_host(encoded)
+        memory, at = landing.on_host(lane, encoded)
         ranges = zip(at.tolist(), (at + encoded.nbytes).tolist(), strict=True)
         pieces = [memory[first:last] for first, last in ranges]
         made = list(map(device.copied, pieces, skews.tolist()))

@@ -8,17 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gpushard.devices.lane import PAGE_NBYTES, Lane
 from gpushard.devices.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
     find_kvikio,
     find_kvikio_remote,
 )
+from gpushard.devices.payload.landed import (
+    PAGE_NBYTES,
+    DeviceFetch,
+    Fetch,
+    Handover,
+    Reading,
+)
 from gpushard.devices.payload.landing import nbytes_of
-from gpushard.devices.payload.lane_fetch import Fetch, ForDevice, LaneFetch, Reading
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.options import KIB
@@ -26,9 +31,6 @@ from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
 from gpushard.stores.local import LocalStore
 from gpushard.stores.ranged import RangedStore
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 # Ranges are widened to whole pages on both sides; from this size on that adds an eighth
 # at most. Smaller ranges gain nothing: below 16 KiB kvikio goes through the host.
@@ -123,20 +125,15 @@ def _open_remote(
     return DirectRead(opened, spans, refuse_changed)
 
 
-class DirectFetch(LaneFetch):
-    """Has kvikio read ranges into device memory; see `LaneFetch`."""
+class DirectFetch(DeviceFetch):
+    """Has kvikio read ranges into device memory; see `DeviceFetch`."""
 
     alignment = PAGE_NBYTES
 
     def __init__(
-        self,
-        files: KvikioFiles,
-        ring: Fetch,
-        lane: Callable[[], AbstractContextManager[Lane]],
-        is_for_device: ForDevice,
-        label: str,
+        self, files: KvikioFiles, handover: Handover, ring: Fetch, label: str
     ) -> None:
-        super().__init__(ring, lane, is_for_device, label)
+        super().__init__(handover, ring, label)
         self._files = files
 
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
@@ -149,11 +146,9 @@ class DirectFetch(LaneFetch):
         job: Job,
         requests: Sequence[ByteRequest],
         direct: DirectRead,
-        lane: Lane,
         addresses: Sequence[int],
     ) -> None:
         """Read the ranges, and check that no file was replaced meanwhile."""
-        del lane
         parts = zip(direct.files, direct.spans, addresses, requests, strict=True)
         ranges = [
             FileRange(file, first, last - first, address - (request.start - first))

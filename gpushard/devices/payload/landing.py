@@ -31,17 +31,19 @@ _MAX_RUNS = 8
 class Landing(Protocol):
     """Memory into which requests were answered."""
 
-    @property
-    def lane(self) -> Lane | None:
-        """The lane that owns the memory; None if any lane may copy it to the device."""
-        ...
-
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Device address of each inner chunk's bytes, for work queued on `lane`."""
         ...
 
-    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
-        """Host memory, uint8, and the offset of each inner chunk's bytes there."""
+    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """Host memory, uint8, and the offset of each inner chunk's bytes there.
+
+        Bytes on the device are copied on `lane`, and are valid until its next copy.
+        """
+        ...
+
+    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8] | None:
+        """Bytes of the first inner chunk, uint8; None if they are not on the host."""
         ...
 
 
@@ -123,7 +125,6 @@ class HostLanding:
     """Host memory: of a fetch when no more can be pinned, or of bytes read back."""
 
     memory: NDArray[np.uint8]
-    lane = None
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
@@ -133,9 +134,20 @@ class HostLanding:
             host[place : place + nbytes] = self.memory[at : at + nbytes]
         return (places + lane.upload(host)).astype(np.uint64)
 
-    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
         """The memory."""
+        del lane
         return self.memory, encoded.at
+
+    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
+        """The part of the memory."""
+        return first_of(self.memory, encoded)
+
+
+def first_of(memory: NDArray[np.uint8], encoded: Encoded) -> NDArray[np.uint8]:
+    """Bytes of the first inner chunk, if all bytes are in `memory`."""
+    at = int(encoded.at[0])
+    return memory[at : at + int(encoded.nbytes[0])]
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:

@@ -19,6 +19,7 @@ from gpushard.devices.payload.landing import (
     Encoded,
     HostLanding,
     Landed,
+    first_of,
     laid_out,
     nbytes_of,
 )
@@ -84,7 +85,6 @@ class SlotLanding:
 
     slot: Slot
     memory: NDArray[np.uint8]
-    lane = None
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab; the bytes are copied there at once."""
@@ -104,9 +104,14 @@ class SlotLanding:
         lane.note_harmless()
         self.slot.note_copy(lane)
 
-    def on_host(self, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
         """The slot."""
+        del lane
         return self.memory, encoded.at
+
+    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
+        """The part of the slot."""
+        return first_of(self.memory, encoded)
 
 
 class RingFetch:

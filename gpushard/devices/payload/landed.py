@@ -1,0 +1,216 @@
+"""Payload in a store -> slots of device memory, or of the ring instead."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.budget import Budget
+from gpushard.devices.lane import PADDING_NBYTES, Lane
+from gpushard.devices.payload.landing import (
+    Answers,
+    Encoded,
+    Landed,
+    laid_out,
+    read_back,
+)
+from gpushard.devices.slabs import Slab
+from gpushard.devices.spares import Spares
+from gpushard.errors import DeviceMemoryError
+from gpushard.fetching.job import Job
+from gpushard.selecting.selection import Ints
+from gpushard.stores.base import ByteRequest
+
+# GPUDirect Storage reads pages of a file into pages of memory (cuFile).
+PAGE_NBYTES = 4096
+_ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
+
+
+class Fetch(Protocol):
+    """Brings payload to where a batch takes it from."""
+
+    @property
+    def label(self) -> str:
+        """How, for reports."""
+        ...
+
+    @property
+    def batch_nbytes(self) -> int:
+        """Bytes that are best fetched at once."""
+        ...
+
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
+    ) -> AbstractContextManager[Answers]:
+        """Answers that last as the context does; see `Sink.fetch`."""
+        ...
+
+
+class DeviceSlot:
+    """Device memory for the bytes of a fetch, as long as a batch needs them.
+
+    `settled` gives an idle lane once its last batch is settled, whichever lane has been
+    idle for longest.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        most_nbytes: int,
+        settled: Callable[[], AbstractContextManager[Lane]],
+    ) -> None:
+        self.device = device
+        self._slab = Slab(device, most_nbytes + _ROOM_NBYTES)
+        self._settled = settled
+        self._used: list[tuple[Lane, int]] = []
+
+    def note_use(self, lane: Lane) -> None:
+        """Note that the next batch of a lane, which is settled now, needs the bytes."""
+        self._used.append((lane, lane.n_settled))
+
+    def reclaim(self) -> None:
+        """Wait until no batch needs the bytes; raises what settling a batch raises."""
+        while self._used:
+            lane, n_settled = self._used[-1]
+            if lane.n_settled > n_settled:
+                self._used.pop()
+                continue
+            # It may be another one, but each has its turn.
+            with self._settled():
+                pass
+
+    def address(self, nbytes: int) -> int:
+        """Page-aligned address of room for `nbytes` bytes; it was reclaimed before."""
+        address = self._slab.address_anew(nbytes + _ROOM_NBYTES)
+        return -(-(address + PADDING_NBYTES) // PAGE_NBYTES) * PAGE_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLanding:
+    """Memory of a slot, from `address` on; the bytes are there once `copied` is done.
+
+    If `copied` is None, they are there already.
+    """
+
+    slot: DeviceSlot
+    address: int
+    copied: Event | None
+
+    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+        """Addresses at which the bytes are already."""
+        self.slot.note_use(lane)
+        if self.copied is not None:
+            self.slot.device.await_event(lane.stream, self.copied)
+        return (encoded.at + self.address).astype(np.uint64)
+
+    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8] | None:
+        """None: they would have to be copied back."""
+        del encoded
+
+    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+        """Memory that they are read back to."""
+        return read_back(lane, self.bring(lane, encoded), encoded.nbytes)
+
+
+Reading = Callable[[Sequence[int]], Event | None]
+"""Reads each range of some requests to an address on a device, and returns an event
+after which the bytes are there; None if they are. Raises as any fetch.
+"""
+
+ForDevice = Callable[[Job, int, int], bool]
+"""Whether a device shall decode so many inner chunks with so many bytes together."""
+
+
+class Handover(NamedTuple):
+    """What a fetch knows of the sink that takes the bytes, without the sink itself.
+
+    A sink and all its memory go as soon as a read ends, and not with a collection.
+
+    Attributes
+    ----------
+    settled
+        As for `DeviceSlot`.
+    is_for_device
+        Whether the device is going to decode.
+    streams
+        Streams of the sink, for which it waits before memory goes. A fetch adds its
+        own.
+    """
+
+    device: Device
+    budget: Budget
+    settled: Callable[[], AbstractContextManager[Lane]]
+    is_for_device: ForDevice
+    streams: list[Stream]
+
+
+class DeviceFetch(ABC):
+    """Reads ranges into device memory; uses the ring for what cannot be read so.
+
+    A batch may be fetched while as many others are decoded as there are lanes.
+
+    Parameters
+    ----------
+    ring
+        Also fetches what the host is going to decode.
+    label
+        How it reads, for reports.
+    """
+
+    alignment: ClassVar[int]
+    """An address modulo this is the same as the offset in the file."""
+
+    def __init__(self, handover: Handover, ring: Fetch, label: str) -> None:
+        self.label = label
+        device, budget, settled, self._is_for_device, _ = handover
+        self.batch_nbytes = budget.encoded_nbytes
+        self._ring = ring
+        self._free = Spares(
+            DeviceSlot(device, budget.encoded_nbytes, settled)
+            for _ in range(budget.n_slots)
+        )
+
+    @abstractmethod
+    def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
+        """What reads the ranges, whose objects are open then; None if nothing can."""
+
+    @contextmanager
+    def fetch(
+        self, job: Job, requests: Sequence[ByteRequest], n_rows: int
+    ) -> Iterator[Answers]:
+        """Answers in a slot, which is held until the context ends.
+
+        Raises as any fetch.
+        """
+        places, nbytes = laid_out(requests, self.alignment)
+        reading = None
+        if self._is_for_device(job, n_rows, nbytes):
+            reading = self.begin(job, requests)
+        if reading is not None:
+            with self._free.one() as slot:
+                slot.reclaim()
+                with job.tally.stage("fetch"):
+                    landing = _landed(reading, slot, places, nbytes)
+                if landing is not None:
+                    yield [Landed(landing, at) for at in places]
+                    return
+        with self._ring.fetch(job, requests, n_rows) as answers:
+            yield answers
+
+
+def _landed(
+    reading: Reading, slot: DeviceSlot, places: Sequence[int], nbytes: int
+) -> DeviceLanding | None:
+    """Memory of a slot with the ranges that were read; None if memory runs out."""
+    try:
+        address = slot.address(nbytes)
+        return DeviceLanding(slot, address, reading([address + at for at in places]))
+    except DeviceMemoryError:
+        return None
