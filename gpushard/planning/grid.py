@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +13,8 @@ from gpushard.planning import blocks
 from gpushard.planning.axes import Projected, Sharded, lay_axis
 from gpushard.planning.blocks import LargeShard, Planned, ShardBlock, ordinal_in_index
 from gpushard.selecting.selection import Ints, Orthogonal
+
+_Columns = tuple[Ints, tuple[Ints, ...], Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +65,60 @@ class GridPart:
         grid = self.shard_grid
         at = np.unravel_index(np.arange(first, last), grid) if grid else ()
         bounds = [a.bounds_at(i) for a, i in zip(self.sharded, at, strict=True)]
-        counts = [stop - start for start, stop in bounds]
-        n_chunks = np.ones(last - first, np.int64)
-        for count in counts:
-            n_chunks *= count
-        shard = np.repeat(np.arange(last - first), n_chunks)
-        local = np.arange(len(shard)) - (np.cumsum(n_chunks) - n_chunks)[shard]
-        position = np.empty((max(len(grid), 1), len(shard)), np.int64)
-        for d in reversed(range(len(grid))):
-            count = counts[d]
-            # Most divisors are scalars, and dividing by a scalar is several times
-            # faster.
-            uniform = count.size and count.min() == count.max()
-            divisor = int(count[0]) if uniform else count[shard]
-            local, position[d] = np.divmod(local, divisor)
-            position[d] += bounds[d][0][shard]
-        if not grid:
-            position[0] = 0
         coords = np.empty((last - first, len(grid)), np.int64)
         for d, axis in enumerate(self.sharded):
             coords[:, d] = axis.shards_at(at[d])
-        return ShardBlock(
-            coords, shard, self._entries(position), np.zeros_like(shard), position
-        )
+        counts = [stop - start for start, stop in bounds]
+        starts = [start for start, _ in bounds]
+        if grid and all((count == count[0]).all() for count in counts):
+            columns = self._columns_alike(starts, [int(count[0]) for count in counts])
+        else:
+            columns = self._columns(starts, counts, last - first)
+        shard, entry, position = columns
+        return ShardBlock(coords, shard, entry, np.zeros_like(shard), position)
 
-    def _entries(self, position: Ints) -> tuple[Ints, ...]:
+    def _columns_alike(self, starts: Sequence[Ints], counts: Sequence[int]) -> _Columns:
+        """As `_columns`, for shards that all have as many wanted cells along each axis.
+
+        What changes along one axis alone is computed for that axis alone.
+        """
+        shape = (len(starts[0]), *counts)
+        position = np.empty((len(counts), *shape), np.int64)
+        along: list[Ints] = []
+        for d, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            nth = np.arange(count).reshape(-1, *[1] * (len(counts) - d - 1))
+            along.append(start.reshape(-1, *[1] * len(counts)) + nth)
+            position[d] = along[d]
+        shard = np.repeat(np.arange(shape[0]), prod(counts))
+        entry = (np.broadcast_to(e, shape) for e in self._entries(along))
+        flat = position.reshape(len(counts), -1)
+        return shard, tuple(e.reshape(-1) for e in entry), flat
+
+    def _columns(
+        self, starts: Sequence[Ints], counts: Sequence[Ints], n_shards: int
+    ) -> _Columns:
+        """Columns `shard`, `entry` and `position` of a `ShardBlock`.
+
+        The shards have ``counts[d]`` wanted cells along axis d, which begin at the
+        positions ``starts[d]``.
+        """
+        n_chunks = np.ones(n_shards, np.int64)
+        for count in counts:
+            n_chunks *= count
+        shard = np.repeat(np.arange(n_shards), n_chunks)
+        local = np.arange(len(shard)) - (np.cumsum(n_chunks) - n_chunks)[shard]
+        position = np.zeros((max(len(counts), 1), len(shard)), np.int64)
+        for d in reversed(range(len(counts))):
+            count = counts[d]
+            # Most divisors are scalars, and dividing by a scalar is several times
+            # faster.
+            uniform = count.min() == count.max()
+            divisor = int(count[0]) if uniform else count[shard]
+            local, position[d] = np.divmod(local, divisor)
+            position[d] += starts[d][shard]
+        return shard, self._entries(position), position
+
+    def _entries(self, position: Sequence[Ints] | Ints) -> tuple[Ints, ...]:
         along = [
             axis.in_index(at) for axis, at in zip(self.sharded, position, strict=False)
         ]
