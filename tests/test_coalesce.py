@@ -187,6 +187,16 @@ def test_ranges_beyond_four_gigabytes_do_not_wrap_around():
     assert [request[:3] for request in spelled(requests)] == [(0, far, far + 20)]
 
 
+def test_offsets_beyond_what_a_sum_can_hold_are_sorted_too():
+    far = 2**62
+    ranges = [(0, far, far + 1), (0, 5, 6), (3, far + 7, far + 9), (3, far, far + 7)]
+    assert spelled(requests_for(ranges)) == [
+        (0, 5, 6, [1]),
+        (0, far, far + 1, [0]),
+        (3, far, far + 9, [3, 2]),
+    ]
+
+
 def test_small_reads_join_neighbours_whose_gap_is_small(tmp_path):
     n = 64
     meta = document((n,), (n,), sharding((1,), codecs=[LITTLE], index_codecs=[LITTLE]))

@@ -15,7 +15,7 @@ from gpushard.fetching.nested import NestedShard, fetch_nested_indexes
 from gpushard.fetching.ranged import Located
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.blocks import Planned, ShardBlock
-from gpushard.planning.index import CORRUPT, MISSING, ShardIndex
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
@@ -130,7 +130,8 @@ def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:
     source, shape = job.source, job.source.chunk_shape
     if shape is None:
         return
-    nbytes = np.where(located.missing, 0, located.stop - located.start)
+    nbytes = located.stop - located.start
+    nbytes[located.missing] = 0
     limit = source.pipeline.encoded_limit(shape)
     for row in np.flatnonzero(nbytes > limit).tolist():
         try:
@@ -181,10 +182,12 @@ class _Lookup:
     def take(self, rows: slice | Ints, index: ShardIndex, level: int) -> None:
         """Narrow `rows` to the byte ranges of their entries in `index`."""
         entry = self.block.entry[level][rows]
-        state = index.state[entry]
         offset = index.offset[entry]
         self.start[rows] = offset
         self.stop[rows] = offset + index.nbytes[entry]
+        state = index.state[entry]
+        if (state == PRESENT).all():
+            return
         self.missing[rows] = state == MISSING
         corrupt = np.flatnonzero(state == CORRUPT)
         if len(corrupt):

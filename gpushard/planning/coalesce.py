@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from gpushard.selecting.selection import Ints
 
+# Numbers up to this one can be added without an overflow.
+_MOST_SORTED = 2**62
+
 
 class Requests(NamedTuple):
     """Byte ranges to fetch, and which rows each one serves.
@@ -37,6 +40,16 @@ class Requests(NamedTuple):
         """int64, shape (n_requests,). Size of each request."""
         return self.stop - self.start
 
+    def first(self, n: int) -> Requests:
+        """The first `n` requests; and their rows."""
+        return Requests(
+            self.source[:n],
+            self.start[:n],
+            self.stop[:n],
+            self.bounds[: n + 1],
+            self.order[: self.bounds[n]],
+        )
+
 
 def coalesce(
     source: Ints,
@@ -64,26 +77,38 @@ def coalesce(
     is_bound
         Whether a request of several ranges must never exceed `max_request_nbytes`.
     """
-    order = _by_source_and_start(source, start)
-    source, start, stop = source[order], start[order], stop[order]
-    if not len(order):
+    if not len(source):
         empty = np.empty(0, np.int64)
-        return Requests(empty, empty, empty, np.zeros(1, np.int64), order)
-    reach = _running_stop(source, stop)
-    is_first = np.append(True, source[1:] != source[:-1])
-    is_first[1:] |= start[1:] > reach[:-1] + gap_nbytes
+        return Requests(empty, empty, empty, np.zeros(1, np.int64), empty)
+    goes_on = source[1:] == source[:-1]
+    order = np.arange(len(source), dtype=np.int64)
+    # The offsets are mostly sorted, since shards are written in a fixed order.
+    if np.any(goes_on & (start[1:] < start[:-1])):
+        order = _by_source_and_start(source, start)
+        start, stop = start[order], stop[order]
+    reach = stop
+    if np.any(goes_on & (stop[1:] < stop[:-1])):
+        reach = _running_stop(source, stop)
+    is_first = np.ones(len(source), np.bool_)
+    is_first[1:] = ~goes_on | (start[1:] > reach[:-1] + gap_nbytes)
     if is_bound:
         _keep_to(max_request_nbytes, is_first, start, reach)
     else:
-        # Within a run, cut where a multiple of the largest size is passed.
-        run = np.cumsum(is_first) - 1
-        stride = (start - start[is_first][run]) // max_request_nbytes
-        is_first[1:] |= stride[1:] != stride[:-1]
+        _cut_at_multiples(max_request_nbytes, is_first, start)
     bounds = np.append(np.flatnonzero(is_first), len(order)).astype(np.int64)
     first = bounds[:-1]
     return Requests(
         source[first], start[first], np.maximum.reduceat(stop, first), bounds, order
     )
+
+
+def _by_source_and_start(source: Ints, start: Ints) -> Ints:
+    """Stable order of ranges by object and offset."""
+    width = int(start.max()) + 1
+    if int(source[-1]) * width < _MOST_SORTED:
+        # Several times faster than by two keys.
+        return np.argsort(source * width + start, kind="stable")
+    return np.lexsort((start, source))
 
 
 def _keep_to(
@@ -101,12 +126,15 @@ def _keep_to(
             first += max(1, int(fitting))
 
 
-def _by_source_and_start(source: Ints, start: Ints) -> Ints:
-    # The offsets are mostly sorted, since shards are written in a fixed order.
-    unordered = (source[1:] == source[:-1]) & (start[1:] < start[:-1])
-    if not np.any(unordered):
-        return np.arange(len(source), dtype=np.int64)
-    return np.lexsort((start, source))
+def _cut_at_multiples(
+    largest_nbytes: int, is_first: NDArray[np.bool_], start: Ints
+) -> None:
+    """Cut runs of ranges where a multiple of the largest size is passed."""
+    firsts = np.flatnonzero(is_first)
+    ends = np.append(firsts[1:], len(start))
+    if np.any(start[ends - 1] - start[firsts] >= largest_nbytes):
+        stride = (start - np.repeat(start[firsts], ends - firsts)) // largest_nbytes
+        is_first[1:] |= stride[1:] != stride[:-1]
 
 
 def _running_stop(source: Ints, stop: Ints) -> Ints:

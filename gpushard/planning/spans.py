@@ -16,6 +16,7 @@ from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part
 from gpushard.planning.points import PointPart
 from gpushard.selecting.patches import entries_of
+from gpushard.selecting.projection import Projection
 from gpushard.selecting.selection import Ints
 
 
@@ -33,7 +34,7 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
     Returns
     -------
     start, stop
-        int64, shape (n_chunks,). Bytes from the start of the inner chunk.
+        int64, shape (n_chunks,), read-only. Bytes from the start of the inner chunk.
     """
     *along, itemsize = strides
     if not position.shape[1]:
@@ -50,21 +51,30 @@ def byte_spans(part: Part, position: Ints, strides: Sequence[int]) -> tuple[Ints
 def _grid_span(
     part: GridPart, position: Ints, strides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    low = np.zeros(position.shape[1], np.int64)
-    high = np.zeros(position.shape[1], np.int64)
+    low = high = 0
     for projection, at, stride in zip(
         part.projections, position, strides, strict=False
     ):
         first, last = _extremes(projection, at)
         low += first * stride
         high += last * stride
-    return low, high
+    shape = position.shape[1:]
+    return np.broadcast_to(low, shape), np.broadcast_to(high, shape)
 
 
-def _extremes(projection: Projected, at: Ints) -> tuple[Ints, Ints]:
-    """First and last wanted element within the touched cells at these positions."""
+def _extremes(projection: Projected, at: Ints) -> tuple[Ints | int, Ints | int]:
+    """First and last wanted element within the touched cells at these positions.
+
+    One number stands for all if it is the same in all cells.
+    """
     members = projection.members
     if members is None:
+        if isinstance(projection, Projection) and projection.n_cells <= len(at):
+            # Most slices take the same of each cell.
+            columns = projection.in_start, projection.length
+            if all((column == column[0]).all() for column in columns):
+                first, length = (int(column[0]) for column in columns)
+                return first, first + (length - 1) * projection.step
         in_start, length, _ = projection.takings(at)
         return in_start, in_start + (length - 1) * projection.step
     run, starts, nth = between(members.bounds, at)
