@@ -34,6 +34,11 @@ from gpushard.workers import Opener, Task, Work
 
 # Overhead of a request, in bytes: a batch of tiny requests is many objects.
 _REQUEST_NBYTES = 64
+# In a batch for a device, ranges keep their offset in a line of so many bytes.
+_LINE_NBYTES = 64
+# Batches for a device that are planned together. The two first ones are waited for: one
+# piece of work is not begun before the next one shows whether there are several.
+_AHEAD_BATCHES = 2
 
 
 def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
@@ -59,29 +64,78 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
             rows = rows[~is_kept]
             claimed = claim(job, kept, rows)
         if len(rows):
-            ranged = _ranged(job, piece, located, rows, n_workers)
-            yield from _reading_tasks(job, replace(ranged, claimed=claimed), n_workers)
+            for ranged in _ranged(job, piece, located, rows, n_workers):
+                work = replace(ranged, claimed=claimed)
+                yield from _reading_tasks(job, work, n_workers)
 
 
 def _ranged(
     job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
-) -> RangedBlock:
+) -> Iterator[RangedBlock]:
     """The inner chunks `rows` of a block, divided into requests."""
+    shard, is_all = _at(block.shard, rows), len(rows) == block.n_chunks
     start, stop = _wanted_ranges(job, block, located, rows)
-    share = job.batch_nbytes(int((stop - start).sum()), n_workers)
+    if is_all:
+        spans = np.stack([start, stop])
+    else:
+        spans = np.zeros((2, block.n_chunks), np.int64)
+        spans[:, rows] = start, stop
+    wanted_nbytes = int((stop - start).sum())
+    share = job.batch_nbytes(wanted_nbytes, n_workers)
+    if job.sink.batch_nbytes is None or wanted_nbytes <= _AHEAD_BATCHES * share:
+        divided = iter([_joined(job, shard, start, stop, share)])
+    else:
+        divided = _joined_in_turn(job, shard, start, stop, share)
+    for requests in divided:
+        order = requests.order if is_all else rows[requests.order]
+        yield RangedBlock(block, located, spans, requests._replace(order=order))
+
+
+def _at(column: Ints, rows: Ints) -> Ints:
+    """A column at ascending, different `rows`; the column itself if these are all."""
+    return column if len(rows) == len(column) else column[rows]
+
+
+def _joined(
+    job: Job, shard: Ints, start: Ints, stop: Ints, share_nbytes: int
+) -> Requests:
+    """Requests for byte ranges of shards, for tasks of `share_nbytes` bytes."""
     costs = job.source.store.costs
-    requests = coalesce(
-        block.shard[rows],
+    return coalesce(
+        shard,
         start,
         stop,
         gap_nbytes=costs.gap_nbytes,
-        max_request_nbytes=_max_request_nbytes(job, share),
+        max_request_nbytes=_max_request_nbytes(job, share_nbytes),
         is_bound=costs.bounds_requests,
     )
-    spans = np.zeros((2, len(block.shard)), np.int64)
-    spans[:, rows] = start, stop
-    requests = requests._replace(order=rows[requests.order])
-    return RangedBlock(block, located, spans, requests)
+
+
+def _joined_in_turn(
+    job: Job, shard: Ints, start: Ints, stop: Ints, batch_nbytes: int
+) -> Iterator[Requests]:
+    """As `_joined`, the requests of a few batches at a time.
+
+    So the first batches are fetched while others are joined. All batches but the last
+    are full, as if all requests had been joined together.
+    """
+    n_rows = len(shard)
+    ends = np.append(np.flatnonzero(shard[1:] != shard[:-1]) + 1, n_rows)
+    total = np.cumsum(stop - start)[ends - 1]
+    first, spent, left = 0, 0, np.empty(0, np.int64)
+    while first < n_rows:
+        ahead = spent + _AHEAD_BATCHES * batch_nbytes
+        n = min(int(np.searchsorted(total, ahead, side="right")), len(ends) - 1)
+        last, spent = int(ends[n]), int(total[n])
+        some = np.concatenate([left, np.arange(first, last)])
+        requests = _joined(job, shard[some], start[some], stop[some], batch_nbytes)
+        requests = requests._replace(order=some[requests.order])
+        if last < n_rows:
+            n_full, _ = cut_batches(_taken_nbytes(job, requests), batch_nbytes)[-1]
+            left = requests.order[requests.bounds[n_full] :]
+            requests = requests.first(n_full)
+        yield requests
+        first = last
 
 
 def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
@@ -91,11 +145,12 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
         for task in reader(n_workers, partial(_let_be_read, job, ranged)):
             yield partial(_run_timed, job, task)
         return
-    requests = ranged.requests
-    wanted_nbytes = int((ranged.spans[1] - ranged.spans[0]).sum())
-    share = job.batch_nbytes(wanted_nbytes, n_workers)
+    requests, share = ranged.requests, job.sink.batch_nbytes
+    if share is None:
+        start, stop = ranged.spans
+        share = job.batch_nbytes(int((stop - start).sum()), n_workers)
     copied = _copied_nbytes(job, ranged)
-    for first, last in cut_batches(requests.nbytes + _REQUEST_NBYTES, share):
+    for first, last in cut_batches(_taken_nbytes(job, requests), share):
         nbytes = int(requests.nbytes[first:last].sum())
         if job.sink.batch_nbytes is not None:
             nbytes = 0  # it waits for a slot, and the slots are all there is
@@ -103,6 +158,14 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
             widest = int(copied[first:last].max())
             nbytes += min(nbytes, n_workers * widest)
         yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+
+
+def _taken_nbytes(job: Job, requests: Requests) -> Ints:
+    """Part of a batch that each request takes."""
+    if job.sink.batch_nbytes is None:
+        return requests.nbytes + _REQUEST_NBYTES
+    first = requests.start & -_LINE_NBYTES
+    return ((requests.stop + _LINE_NBYTES - 1) & -_LINE_NBYTES) - first
 
 
 def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
@@ -140,17 +203,25 @@ def _wanted_ranges(
 ) -> tuple[Ints, Ints]:
     """Byte ranges to fetch: of plain elements, only first to last wanted one."""
     source = job.source
-    start, stop = located.start[rows], located.stop[rows]
+    start, stop = _at(located.start, rows), _at(located.stop, rows)
     strides = source.raw_strides
     if strides is None:
         return start, stop
     # An entry of another size is fetched whole, so that the decoder refuses it.
     fits = stop - start == source.chunk_nbytes
-    for p, part in enumerate(job.plan.parts):
-        mine = np.flatnonzero(fits & (block.part[rows] == p))
-        low, high = byte_spans(part, block.position[:, rows[mine]], strides)
-        stop[mine] = start[mine] + high
-        start[mine] += low
+    part, position = _at(block.part, rows), block.position
+    if len(rows) < block.n_chunks:
+        position = position[:, rows]
+    if len(job.plan.parts) == 1 and fits.all():
+        low, high = byte_spans(job.plan.parts[0], position, strides)
+        start, stop = start + low, start + high
+    else:
+        start, stop = start.copy(), stop.copy()
+        for p, wanting in enumerate(job.plan.parts):
+            mine = np.flatnonzero(fits & (part == p))
+            low, high = byte_spans(wanting, position[:, mine], strides)
+            stop[mine] = start[mine] + high
+            start[mine] += low
     _refuse_large(job, block, rows, stop - start)
     return start, stop
 
