@@ -225,8 +225,8 @@ def device_job(read: DeviceRead, n_sharing: int = 1) -> Job | None:
     """
     read.device.check()
     plan = plan_read(read.source.layout, read.selections, apart=True)
-    source = read.source.with_batches(room_nbytes(read.source, read.device, n_sharing))
-    source = _beside_pinned(source)
+    room = room_nbytes(read.source, read.device, n_sharing)
+    source = _beside_pinned(read.source, room)
     try:
         sink = _device_sink(read._replace(source=_beside_held(source, plan)), plan)
     except DeviceMemoryError:
@@ -250,12 +250,20 @@ def abandon(jobs: Sequence[Job]) -> None:
             job.sink.abandon()
 
 
-def _beside_pinned(source: Source) -> Source:
-    """The array, with less room for inner chunks: they are also copied to a device."""
+def _beside_pinned(source: Source, batches_nbytes: int) -> Source:
+    """The array with batches that a device holds, which take so many bytes there.
+
+    There is less room for inner chunks on the host: they are also copied to a device.
+    """
     options = source.options
     pinned_nbytes = _PINNED_COPIES * source.work_nbytes
-    alone_nbytes = max(1, options.alone_nbytes - pinned_nbytes)
-    return source.under(replace(options, alone_nbytes=alone_nbytes))
+    fewer = replace(
+        options,
+        memory_limit=batches_nbytes,
+        is_left_open=False,
+        alone_nbytes=max(1, options.alone_nbytes - pinned_nbytes),
+    )
+    return source.under(fewer)
 
 
 def _beside_held(source: Source, plan: ReadPlan) -> Source:

@@ -64,15 +64,15 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
             rows = rows[~is_kept]
             claimed = claim(job, kept, rows)
         if len(rows):
-            for ranged in _ranged(job, piece, located, rows, n_workers):
-                work = replace(ranged, claimed=claimed)
-                yield from _reading_tasks(job, work, n_workers)
+            ranged = partial(RangedBlock, piece, located, claimed=claimed)
+            for spans, requests in _divided(job, piece, located, rows, n_workers):
+                yield from _reading_tasks(job, ranged(spans, requests), n_workers)
 
 
-def _ranged(
+def _divided(
     job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
-) -> Iterator[RangedBlock]:
-    """The inner chunks `rows` of a block, divided into requests."""
+) -> Iterator[tuple[Ints, Requests]]:
+    """Spans of a block, and requests for its inner chunks `rows`; see `RangedBlock`."""
     shard, is_all = _at(block.shard, rows), len(rows) == block.n_chunks
     start, stop = _wanted_ranges(job, block, located, rows)
     if is_all:
@@ -88,7 +88,7 @@ def _ranged(
         divided = _joined_in_turn(job, shard, start, stop, share)
     for requests in divided:
         order = requests.order if is_all else rows[requests.order]
-        yield RangedBlock(block, located, spans, requests._replace(order=order))
+        yield spans, requests._replace(order=order)
 
 
 def _at(column: Ints, rows: Ints) -> Ints:
