@@ -94,7 +94,7 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         reader = partial(_read_small, source.beside(nbytes), request)
         read_by_host(reader, outputs, device, entries)
         return results
-    tally = request.tally or Tally()
+    tally = request.tally or Tally(is_wanted=False)
 
     def read(
         part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
