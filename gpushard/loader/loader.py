@@ -216,8 +216,8 @@ class Loader:
 
     def _n_steps(self, epoch: int) -> int:
         """Number of batches of this rank in an epoch."""
-        order = self._settings.shuffling.order(epoch)
-        return self._settings.share(order.n).n_steps
+        settings = self._settings
+        return settings.share(settings.shuffling.n(epoch)).n_steps
 
     def __iter__(self) -> Iterator[Any]:
         self._leave()
@@ -335,7 +335,7 @@ class Loader:
         standing = parsed_standing(state)
         settings = self._settings
         refuse_other(state, settings.facts(standing.epoch))
-        n_samples = settings.shuffling.order(standing.epoch).n
+        n_samples = settings.shuffling.n(standing.epoch)
         if standing.step > -(-n_samples // settings.global_batch):
             raise OptionError(
                 "the state of a loader counts more batches than an epoch has",

@@ -277,10 +277,15 @@ class Shuffling:
     cumulated: NDArray[np.float64] | None = None
     sampler: Callable[[int], Ints] | None = None
 
+    def n(self, epoch: int) -> int:
+        """Number of positions in an epoch; unlike its order, that takes no time."""
+        if self.sampler is not None:
+            return len(self.sampler(epoch))
+        return self.axis.extent if self.num_samples is None else self.num_samples
+
     def order(self, epoch: int) -> Order:
         """Order of the samples of an epoch."""
-        n_samples = self.axis.extent
-        n = n_samples if self.num_samples is None else self.num_samples
+        n, n_samples = self.n(epoch), self.axis.extent
         if self.sampler is not None:
             return Listed(self.sampler(epoch))
         if self.replacement:
