@@ -19,7 +19,7 @@ def test_the_examples_of_the_loader_run(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "loader.md").read_text(encoding="utf-8")
     names: dict = {}
     examples = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         exec(example, names)
     assert names["x"].shape == (10_000 % 256, 28, 28)

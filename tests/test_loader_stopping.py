@@ -165,8 +165,8 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         next(late)
         ended = loader._pass
         next(early)
-        assert ended.stop.is_set()
-        assert not loader._pass.stop.is_set()
+        assert ended._course._stop.is_set()
+        assert not loader._pass._course._stop.is_set()
 
 
 def test_a_flag_is_set_for_good_and_wakes_all_who_wait():

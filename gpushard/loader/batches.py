@@ -33,8 +33,11 @@ class Batch(NamedTuple):
 
 def cut_batches(
     loads: Generator[Load], share: Share, step: int
-) -> Iterator[Iterator[Batch]]:
+) -> Iterator[tuple[Iterator[Batch], bool]]:
     """Batches of a rank from `step` on, those that end in a load together.
+
+    With them comes whether the load is the last of its epoch. The loads of the next
+    epoch may follow, with batches from step 0 on.
 
     A batch from a single load is a view of it, made when it is asked for. One from
     several is made before the batches of the last of them are given: on a device, that
@@ -51,13 +54,16 @@ def cut_batches(
                 joined.append(_cut(held, start, stop, step))
                 step += 1
             first, step = step, max(step, _n_ended(load, share))
-            handed = [_batches(joined, load, share, range(first, step))]
+            is_last = load.stop >= share.n_turns
+            handed = [(_batches(joined, load, share, range(first, step)), is_last)]
             is_left = step < share.n_steps and load.stop > share.turns(step)[0]
             if first < step or joined:
                 held = [load] if is_left else []
             # Keeping any of these would keep loads while waiting for the next load.
             del load, joined
             yield handed.pop()
+            if is_last:
+                step = 0
 
 
 def _n_ended(load: Load, share: Share) -> int:

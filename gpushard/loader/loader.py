@@ -10,9 +10,9 @@ from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader.arguments import held_arrays
 from gpushard.loader.batches import Batch, Kind
-from gpushard.loader.iteration import Pass
+from gpushard.loader.iteration import Course, Pass, end
 from gpushard.loader.ranks import refuse_other_ranks
-from gpushard.loader.reading import OnError, Reader
+from gpushard.loader.reading import OnError
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Uneven
 from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
@@ -71,6 +71,10 @@ class Loader:
         which may then have more steps.
     prefetch_factor
         Number of reads, of several batches each, made ahead; 0 reads on demand.
+    epochs
+        Number of epochs that you will ask for, counted from epoch 0. While the last
+        batches of an epoch before the last one are in use, the first ones of the next
+        epoch are read ahead. By default each epoch is read when you ask for it.
     num_threads
         Number of threads that decode; by default the number set for the arrays.
     device
@@ -141,6 +145,7 @@ class Loader:
         world_size: int | None = None,
         uneven: Uneven = "drop",
         prefetch_factor: int = 2,
+        epochs: int | None = None,
         num_threads: int | None = None,
         device: str | Device | None = None,
         to: Kind | None = None,
@@ -166,6 +171,7 @@ class Loader:
         self._is_resumed = False
         self._is_asked = False  # for its epoch, by `set_epoch`
         self._pass: Pass | None = None
+        self._ahead: Course | None = None  # which has read into the next epoch
         tell_torch(Loader)
 
     @property
@@ -202,13 +208,24 @@ class Loader:
         # A running iteration would move the loader to its own next step.
         self._leave()
         self._standing, self._is_resumed = standing, is_resumed
+        self._keep_ahead()
 
     def _leave(self, *, joins: bool = False) -> None:
-        """End the running iteration, if there is one."""
+        """End the running iteration, if there is one, but not what it reads ahead."""
         # Cleared first, so that the ended iteration does not count this as its end.
         ended, self._pass = self._pass, None
         if ended is not None:
+            self._ahead = ended.rest(self._standing)
             ended.close(joins=joins)
+
+    def _keep_ahead(self) -> None:
+        """Keep what was read ahead if it is for the place where the loader stands."""
+        if self._ahead is not None and not self._ahead.leads_on_to(self._standing):
+            self._drop_ahead()
+
+    def _drop_ahead(self, *, joins: bool = False) -> None:
+        dropped, self._ahead = self._ahead, None
+        end(dropped, joins=joins)
 
     def __len__(self) -> int:
         """Number of batches of this rank in the current epoch."""
@@ -232,24 +249,10 @@ class Loader:
             refuse_other_ranks(settings.ranks)
         begun = self._begin()
         progress, standing = self._progress, self._standing
-        order = settings.shuffling.order(standing.epoch)
-        share = settings.share(order.n)
-        reader = Reader(
-            settings.fields,
-            settings.origins,
-            settings.fields[0].axis("chunk"),
-            self._place,
-            settings.on_error,
-            begun.stop,
-            progress.incidents,
-            self._place.n_behind if settings.n_ahead else 0,
-        )
-        # Cutting batches takes no time, so only a transform is worth a thread.
-        ahead = (settings.n_ahead, settings.n_ahead if settings.transform else 0)
+        n_finished = settings.n_finished_ahead
         progress.begin()
         try:
-            place = (order, share, standing.step)
-            batches = begun.batches(reader, place, self._finish, ahead, progress.waits)
+            batches = begun.batches(self._finish, n_finished, progress.waits)
             for batch, value in batches:
                 self._standing = Standing(standing.epoch, batch.step + 1)
                 progress.handed(
@@ -261,10 +264,10 @@ class Loader:
                 del value
                 self._check_current(begun)
             self._check_current(begun)
+            self._standing = Standing(standing.epoch + 1, 0)
             # The threads only have to return. None must be left when the interpreter
             # ends: a thread in the code of another library may not survive that.
-            begun.close(joins=True)
-            self._standing = Standing(standing.epoch + 1, 0)
+            self._leave(joins=True)
         finally:
             begun.close()
             progress.end()
@@ -272,11 +275,15 @@ class Loader:
     def _begin(self) -> Pass:
         """A new pass, the only one; at the start of the epoch unless it was resumed."""
         self._leave()
-        self._pass = begun = Pass()
         if not self._is_resumed:
             n_steps = None if self._is_asked else lambda: len(self)
             self._standing = self._standing.again(n_steps)
         self._is_resumed = self._is_asked = False
+        self._keep_ahead()
+        course, self._ahead = self._ahead, None
+        if course is None:
+            course = Course(self._settings, self._place, self._standing, self._progress)
+        self._pass = begun = Pass(course)
         return begun
 
     def _check_current(self, begun: Pass) -> None:
@@ -361,6 +368,7 @@ class Loader:
     def close(self) -> None:
         """End the iteration and its threads."""
         self._leave(joins=True)
+        self._drop_ahead(joins=True)
 
     def __enter__(self) -> Self:
         return self

@@ -52,8 +52,8 @@ class Mix:
     Raises
     ------
     OptionError
-        There are no loaders, or one of them twice, the weights are not positive
-        numbers, or the ranks would not take the same steps.
+        There are no loaders, or one of them twice or with `epochs`, the weights are not
+        positive numbers, or the ranks would not take the same steps.
 
     Examples
     --------
@@ -93,6 +93,11 @@ class Mix:
                 "the ranks of a mix would not take the same number of steps",
                 got="uneven='allow'",
                 hint="make the loaders with uneven='drop' or 'pad'",
+            )
+        if any(loader._settings.n_epochs for loader in self._loaders):  # noqa: SLF001
+            raise OptionError(
+                "epochs= has no effect in a mix, which begins its loaders itself",
+                hint="make the loaders without epochs=",
             )
         if weights is None:
             weights = _lengths(self._loaders, self._names)

@@ -60,6 +60,8 @@ class Settings:
         The rank and the world size.
     n_ahead
         Number of loads to read ahead.
+    n_epochs
+        Number of epochs, from epoch 0 on, that are read ahead; 0 for none.
     device
         The device that batches are made on; None for the host.
     kind, export
@@ -75,6 +77,7 @@ class Settings:
     uneven: Uneven
     drop_last: bool
     n_ahead: int
+    n_epochs: int
     device: Device | None
     kind: Kind
     export: Callable[[Any], Any]
@@ -130,6 +133,7 @@ class Settings:
             uneven=one_of(given["uneven"], "uneven", ("drop", "pad", "allow")),
             drop_last=given["drop_last"],
             n_ahead=whole_number(given["prefetch_factor"], "prefetch_factor", 0),
+            n_epochs=_n_epochs(given),
             device=device,
             kind=kind,
             export=export,
@@ -142,6 +146,16 @@ class Settings:
     def global_batch(self) -> int:
         """Number of samples that all ranks together get in a step."""
         return self.batch_size * self.ranks[1]
+
+    @property
+    def n_finished_ahead(self) -> int:
+        """Number of batches to finish ahead."""
+        # Cutting batches takes no time, so only a transform is worth a thread.
+        return self.n_ahead if self.transform else 0
+
+    def reads_on_into(self, epoch: int) -> bool:
+        """Whether an epoch is read ahead while the one before it ends."""
+        return self.n_ahead > 0 and epoch < self.n_epochs
 
     def place(self) -> Place:
         """Place for samples, with its memory."""
@@ -183,6 +197,19 @@ def _flags(given: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     yield "shuffle", flag(given["shuffle"], "shuffle", hint)
     for name in ("drop_last", "replacement", "return_index"):
         yield name, flag(given[name], name)
+
+
+def _n_epochs(given: dict[str, Any]) -> int:
+    """Number of epochs that are read ahead."""
+    if given["epochs"] is None:
+        return 0
+    if given["sampler"] is not None:
+        raise OptionError(
+            "epochs= has no effect with sampler=, which is not asked for an epoch"
+            " before you are in it",
+            hint="leave out epochs=",
+        )
+    return whole_number(given["epochs"], "epochs", 1)
 
 
 def _padding(given: dict[str, Any]) -> Padding:
