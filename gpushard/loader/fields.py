@@ -19,7 +19,7 @@ from gpushard.fused.chain import casts_into
 from gpushard.layout import GridAxis
 from gpushard.loader.conversion import Conversion, gathered
 from gpushard.loader.memory import Memory
-from gpushard.loader.windows import Cut, rows_of_all
+from gpushard.loader.windows import Cut, in_order, rows_of_all
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting.patches import Taken
@@ -297,8 +297,12 @@ def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
     """Distinct rows in ascending order, and the index of each; None if unchanged."""
     if np.all(rows[1:] > rows[:-1]):
         return rows, None
-    found, order = np.unique(rows, return_inverse=True)
-    return found, order.reshape(-1)
+    ascending, place = in_order(rows)
+    is_first = np.ones(len(rows), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
+    order = np.empty(len(rows), np.int64)
+    order[place] = np.cumsum(is_first) - 1
+    return ascending[is_first], order
 
 
 def usable_source(array: Any, name: str, num_threads: int | None) -> Source:

@@ -129,11 +129,11 @@ def _along_rows(rows: Ints) -> SliceAxis | IndexAxis:
         if np.all(steps >= 0):
             return IndexAxis(rows, np.arange(n, dtype=np.int64))
     # Sorted as a read would sort them: neighbours then form few runs.
-    return IndexAxis(*_sorted(rows))
+    return IndexAxis(*in_order(rows))
 
 
-def _sorted(rows: Ints) -> tuple[Ints, Ints]:
-    """Rows in ascending order, and the index that each row had."""
+def in_order(rows: Ints) -> tuple[Ints, Ints]:
+    """Rows, at least one, in ascending order, and the index that each had."""
     shift = len(rows).bit_length()
     if int(rows.max()) >> (_INT64_BITS - shift):
         place = np.argsort(rows)
