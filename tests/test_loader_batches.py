@@ -47,7 +47,7 @@ def test_loads_of_any_size_give_the_same_batches(order, batch_size, monkeypatch)
     options = {"batch_size": batch_size, "return_index": True, **ORDERS[order]}
     wanted = list(Loader(arrays, **options))
     monkeypatch.setattr(reading, "LOAD_NBYTES", 60)
-    monkeypatch.setattr(reading, "_whole_batches", lambda _start, n, _size: n)
+    monkeypatch.setattr(reading, "whole_batches", lambda _start, n, _size: n)
     got = list(Loader(arrays, **options))
     assert len(got) == len(wanted)
     for one, other in zip(got, wanted, strict=True):

@@ -136,7 +136,8 @@ def _plans(
     epoch = standing.epoch + 1
     # An epoch without a load would end where the next one does.
     while start < share.n_turns and settings.reads_on_into(epoch):
-        yield from reader.plans(settings.shuffling.order(epoch), share, 0)
+        order = settings.shuffling.order(epoch)
+        yield from reader.plans(order, share, 0, is_awaited=False)
         epoch += 1
 
 

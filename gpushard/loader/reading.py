@@ -29,7 +29,7 @@ from gpushard.loader.fields import Field, Finish, Rows
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
-from gpushard.loader.sizes import load_nbytes, load_samples
+from gpushard.loader.sizes import load_nbytes, load_samples, whole_batches
 from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
@@ -148,18 +148,20 @@ class Reader:
     n_behind: int = 0
     attempts: list[Planned] = field(default_factory=list[Planned])
 
-    def plans(self, order: Order, share: Share, start: int) -> Iterator[Planned]:
+    def plans(
+        self, order: Order, share: Share, start: int, *, is_awaited: bool = True
+    ) -> Iterator[Planned]:
         """Reads of a rank's turns from `start` on, in order; other threads begin them.
 
-        The first read is small, so that the first batch comes early.
+        If the first batch is awaited, its read is small, so that it comes early.
         """
         fields, room, n = self.fields, self._room_nbytes, self.origins.n
         least, is_anywhere = share.batch_size, order.is_scattered
         usual, most = load_samples(fields, room, n, least, is_scattered=is_anywhere)
         most_nbytes = _LARGE * most * load_nbytes(fields)
-        n_wanted = max(usual // 8, least)
+        n_wanted = max(usual // 8, least) if is_awaited else most
         while start < share.n_turns:
-            n_whole = _whole_batches(start, n_wanted, least)
+            n_whole = whole_batches(start, n_wanted, least)
             stop = load_end(order, share, start, n_whole)
             samples = order.at(share.positions(start, stop))
             origins = self.origins.of(samples)
@@ -378,15 +380,6 @@ class Reader:
         # `cell` is where samples begin, not where the rows ahead of them lie.
         is_aligned = len(self.fields) == 1 and one.is_row_wise and not one.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
-
-
-def _whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
-    """About `n_wanted` turns from `start` on, to the end of a batch if one is there.
-
-    A batch from two loads costs a copy, and keeps the first one's memory.
-    """
-    n = n_wanted - (start + n_wanted) % batch_size
-    return n if n >= batch_size else n_wanted
 
 
 def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:

@@ -103,3 +103,12 @@ def most_samples(fields: Sequence[Field], n: int, *, is_scattered: bool) -> int:
 def _decoded_nbytes(fields: Sequence[Field], n: int) -> float:
     """Bytes decoded for `n` scattered samples, each inner chunk once."""
     return -sum(f.array.nbytes * expm1(-n * f.touched_part) for f in fields)
+
+
+def whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
+    """About `n_wanted` turns from `start` on, to the end of a batch if one is there.
+
+    A batch from two loads costs a copy, and keeps the first one's memory.
+    """
+    n = n_wanted - (start + n_wanted) % batch_size
+    return n if n >= batch_size else n_wanted
