@@ -267,7 +267,7 @@ def test_arrays_on_a_device_are_not_concatenated(stored, device):
     ids=["slice", "index", "beside a slice", "two", "long", "mask"],
 )
 @pytest.mark.parametrize(
-    ("limit", "n_rows"), [(None, (4096, 4096)), (64 << 20, (32, 60))]
+    ("limit", "n_rows"), [(None, (2700, 2826)), (64 << 20, (20, 38))]
 )
 def test_listed_elements_take_no_more_of_the_room_of_a_device_than_their_columns(
     tmp_path, monkeypatch, selections, limit, n_rows

@@ -392,4 +392,4 @@ def test_streams_are_given_back_and_taken_again(tmp_path):
     for _ in range(3):
         read_on_device(a, [whole(a.shape)], device)
     assert len(device._streams) == 1 + N_LANES
-    assert sorted(device._idle_streams) == [1, 2]
+    assert sorted(device._idle_streams) == [1, 2, 3]

@@ -151,7 +151,7 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
     )
     values = np.arange(5 * side * side, dtype="i4").reshape(side, -1)
     made[...] = values
-    # Two lanes have the threads.
+    # Two lanes have the threads, while a third is settled.
     a = gpushard.open_array(tmp_path, options=gpushard.Options(threads=8))
     device = emulated()
     results, job = read_on_device(a, [whole(a.shape)], device, placement="host")

@@ -95,9 +95,9 @@ def test_inner_chunks_that_are_too_large_a_stream_are_left_to_the_host(
 @pytest.mark.parametrize(
     ("nbytes", "limit", "expected"),
     [
-        (64 * 1024, LIMIT, (4, 2)),
+        (64 * 1024, LIMIT, (4, 3)),
         (8 * MIB, LIMIT, (2, 1)),
-        (8 * MIB, 1 << 30, (4, 2)),
+        (8 * MIB, 1 << 30, (4, 3)),
         (100 * MIB, LIMIT, (1, 1)),
     ],
 )

@@ -263,7 +263,8 @@ def test_more_batches_take_few_driver_calls_and_hardly_memory(tmp_path, chain):
     a = gpushard.open_array(tmp_path)
     few, more = (calls_of(a, part) for part in (np.s_[:, :40], np.s_[:, :]))
     assert (few["scatters"], more["scatters"]) == (4, 8)
-    assert more["memory"] <= few["memory"] + 2  # where streams are larger than before
+    # Where streams are larger than before, on each of the lanes.
+    assert more["memory"] <= few["memory"] + 4
     assert more["calls"] - few["calls"] <= 4 * 20
     assert more["waits"] - few["waits"] == 4 * (1 + chain.startswith("blosc"))
 
@@ -288,16 +289,16 @@ def test_lanes_take_turns(tmp_path):
     device = emulated()
     read_on_device(a, [whole(a.shape)], device, max_rows=2)
     lanes = {stream for stream, kind, _ in device.log if kind == "decode"}
-    assert lanes == {1, 2}
+    assert lanes == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
     ("free_nbytes", "chain", "options", "n_rows"),
     [
-        (64 << 30, "zstd", {}, 4096),
-        (8 << 30, "zstd", {}, 1056),  # an eighth of what the result leaves
-        (1 << 30, "zstd", {}, 259),  # no less than on the host
-        (64 << 30, "zstd", {"memory_limit": 64 << 20}, 60),
+        (64 << 30, "zstd", {}, 2826),
+        (8 << 30, "zstd", {}, 702),  # an eighth of what the result leaves
+        (1 << 30, "zstd", {}, 170),  # no less than on the host
+        (64 << 30, "zstd", {"memory_limit": 64 << 20}, 38),
         (64 << 30, "none", {}, 4096),
     ],
 )
@@ -315,4 +316,4 @@ def test_batches_are_cut_by_streams_while_the_device_has_room(
     limit = job.source.options.memory_limit
     if options:  # slots, and what is assembled in pinned memory, take their part
         assert limit == options["memory_limit"] - job.sink.pinned_nbytes
-    assert (limit > 256 << 20) == (n_rows > 259)
+    assert (limit > 256 << 20) == (n_rows > 170)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.options import DEFAULT, KIB, MIB, ReadOptions
 
-# Two lanes, so that one copies while the other decodes.
-N_LANES = 2
+# Two batches are queued on a device, so that it always has one to decode, while a third
+# lane is settled and given its next batch.
+N_LANES = 3
 # Scratch that nvCOMP's zstd decoder asks for each stream, in addition to three times
 # the decoded bytes (its answer on a machine without a driver).
 _STREAM_NBYTES = 8 * KIB

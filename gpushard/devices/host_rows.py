@@ -25,6 +25,8 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.workers import run_side_by_side
 
+# A third lane is settled meanwhile, or scatters.
+_N_DECODING = N_LANES - 1
 # In Python, a larger inner chunk takes longer to decode than to be given to a thread.
 _LARGE_NBYTES = 64 * KIB
 
@@ -45,7 +47,7 @@ def put_rows(
     held, at = encoded.landing.on_host(lane, encoded)
     # A distant store has more workers (`Source.most_workers`), which mostly wait.
     threads = job.source.options.threads
-    n_threads = max(1, min(threads, job.source.room.most_workers) // N_LANES)
+    n_threads = max(1, min(threads, job.source.room.most_workers) // _N_DECODING)
     is_left = np.ones(len(encoded), np.bool_)
     if stays_as_stored(chain, job.source):
         decoder = row_decoder(job.source, len(encoded))

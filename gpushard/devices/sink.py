@@ -1,4 +1,4 @@
-"""Fetched inner chunks -> outputs in device memory, in batches on two lanes.
+"""Fetched inner chunks -> outputs in device memory, in batches on a few lanes.
 
 The host decodes the inner chunks that the device refuses.
 """
