@@ -183,8 +183,13 @@ class Options:
         estimates what is faster, batch by batch, and has the host read what it reads
         before a device would begin; "device" and "host" fix the choice.
     pinned_slots
-        Pieces of pinned memory that a read to a device fetches into, one per batch: two
-        that are being copied, one on each lane, and two that are being filled.
+        Batches that a read to a device fetches ahead: pieces of pinned memory, or of
+        device memory for what is relayed or read by kvikio. Two that are being copied
+        or decoded, and two that are being filled.
+    relay
+        Whether threads of the compiled loops read local files for a device and queue
+        the copies by its driver, in small pieces. Without them, and until the loops are
+        loaded, a batch is read into pinned memory and then copied.
     gds
         Whether kvikio reads local files straight into device memory where GPUDirect
         Storage is active.
@@ -230,6 +235,7 @@ class Options:
     compile_nbytes: int = 64 * MIB
     placement: str = "cost"
     pinned_slots: int = 4
+    relay: bool = True
     gds: bool = True
     kvikio_remote: bool = False
     max_chunk_nbytes: int = 2 * GIB

@@ -155,6 +155,10 @@ def test_without_loops_or_a_copier_the_ring_reads(tmp_path, device, monkeypatch)
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)
     assert "n_relayed_requests" not in job.tally.counts
+    off = opened(tmp_path, OPTIONS.but(relay=False))
+    results, job = read_on_device(off, [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert "relay" not in job.sink.fetch_label
     device.copier = None
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)

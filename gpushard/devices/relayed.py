@@ -280,7 +280,7 @@ def relay_budget(
     None also if memory is short. Hands take the place of one of the ring's slots.
     """
     can_relay = device.copier is not None and holds_plain_files(source.store)
-    if not can_relay or not source.layout.levels:
+    if not (can_relay and source.options.relay and source.layout.levels):
         return None
     if not chain.steps and budget.n_slots >= 2 * _LEAST_SLOTS and are_loaded():
         budget = budget.of_plain_relays()
