@@ -125,19 +125,22 @@ class Hands:
         self._device = device
         self._made: list[Hand] = []
 
-    def some(self, nbytes: int) -> list[Hand]:
-        """As many hands as `nbytes` are worth and can be had, at least one.
+    def n_worth(self, nbytes: int) -> int:
+        """Number of hands that so many bytes are worth, at least one."""
+        return min(max(nbytes // _SHARE_NBYTES, 1), self.n_most)
+
+    def some(self, n: int) -> list[Hand]:
+        """As many hands of `n` as can be had, at least one.
 
         Raises `DeviceMemoryError` if there is none.
         """
-        wanted = min(max(nbytes // _SHARE_NBYTES, 1), self.n_most)
         try:
-            while len(self._made) < wanted:
+            while len(self._made) < n:
                 self._made.append(self._make())
         except DeviceMemoryError:
             if not self._made:
                 raise
-        return self._made[:wanted]
+        return self._made[:n]
 
     def _make(self) -> Hand:
         buffers = self._device.allocate_pinned(_N_BUFFERS * self.piece_nbytes)
@@ -177,6 +180,7 @@ class RelayFetch(DeviceFetch):
         self._device = handover.device
         self._stream = self._device.create_stream()
         handover.streams.append(self._stream)
+        self._hands = hands
         # One batch has all threads and the whole bus, so that it comes the sooner.
         self._turn: Spares[Hands] = Spares([hands])
 
@@ -199,16 +203,17 @@ class RelayFetch(DeviceFetch):
         """Relay the ranges, and check that no file was overwritten meanwhile."""
         places, target = np.array(addresses) - addresses[0], addresses[0]
         nbytes = sum(map(nbytes_of, opened.requests))
+        n = self._hands.n_worth(nbytes)
+        share = max(-(-nbytes // (_N_BUFFERS * n)), _LEAST_PIECE_NBYTES)
+        pieces = opened.pieces(places, min(self._hands.piece_nbytes, share))
+        to = self._stream, target
+        # All is laid out before, as the bus waits for the next one who has the turn.
         with self._turn.one() as hands:
-            some = hands.some(nbytes)
-            share = max(-(-nbytes // (_N_BUFFERS * len(some))), _LEAST_PIECE_NBYTES)
-            pieces = opened.pieces(places, min(hands.piece_nbytes, share))
-            to = self._stream, target
-            outcomes = _relay(opened.loops, to, pieces, hands, some)
+            outcomes = _relay(opened.loops, to, pieces, hands, hands.some(n))
             copied = self._device.record(self._stream)
         opened.refuse_changed()
         if outcomes.any():
-            _refuse(outcomes, hands.copier)
+            _refuse(outcomes, self._hands.copier)
         job.tally.add(n_relayed_requests=len(opened.requests))
         return copied
 
