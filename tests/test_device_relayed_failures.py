@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import crc32c
 import numpy as np
 import pytest
 
@@ -63,6 +64,25 @@ def test_a_file_overwritten_again_and_again_is_refused(tmp_path, device):
     device.copier.before_bytes = overwrite
     with pytest.raises(gpushard.ObjectChangedError):
         read_on_device(opened(tmp_path), [whole((60, 40))], device)
+
+
+def test_copies_of_a_file_that_was_emptied_meanwhile_are_waited_for(tmp_path, device):
+    stored(tmp_path, None, (16, 20))
+    a = opened(tmp_path)
+    empty = np.full(8, 2**64 - 1, "<u8").tobytes()
+    empty += crc32c.crc32c(empty).to_bytes(4, "little")
+
+    def overwrite():
+        device.copier.before_bytes = lambda: None
+        with (tmp_path / "c/0/0").open("r+b") as file:
+            file.seek(-len(empty), os.SEEK_END)
+            file.write(empty)
+
+    device.copier.before_bytes = overwrite
+    # Nothing is relayed after that, so no batch waits for what was.
+    results, _ = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], np.full(a.shape, 7, "i4"))
+    assert device.copier.n_copies
 
 
 def test_a_file_cut_short_before_is_refused_as_on_the_host(tmp_path, device):

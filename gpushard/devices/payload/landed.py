@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.base import Device, Event, Stream, wait_out
 from gpushard.devices.budget import Budget
 from gpushard.devices.lane import PADDING_NBYTES, Lane
 from gpushard.devices.payload.landing import (
@@ -169,9 +170,10 @@ class DeviceFetch(ABC):
 
     def __init__(self, handover: Handover, ring: Fetch, label: str) -> None:
         self.label = label
-        device, budget, settled, self._is_for_device, _ = handover
+        device, budget, settled, self._is_for_device, streams = handover
         self.batch_nbytes = budget.encoded_nbytes
         self._ring = ring
+        self._wait_out = partial(wait_out, device, streams)
         self._free = Spares(
             DeviceSlot(device, budget.encoded_nbytes, settled)
             for _ in range(budget.n_slots)
@@ -194,23 +196,35 @@ class DeviceFetch(ABC):
         if self._is_for_device(job, n_rows, nbytes):
             reading = self.begin(job, requests)
         if reading is not None:
-            with self._free.one() as slot:
-                slot.reclaim()
+            with self._slot() as slot:
                 with job.tally.stage("fetch"):
-                    landing = _landed(reading, slot, places, nbytes)
+                    landing = self._landed(reading, slot, places, nbytes)
                 if landing is not None:
                     yield [Landed(landing, at) for at in places]
                     return
         with self._ring.fetch(job, requests, n_rows) as answers:
             yield answers
 
+    @contextmanager
+    def _slot(self) -> Iterator[DeviceSlot]:
+        """A slot whose bytes no batch needs; raises as `DeviceSlot.reclaim`."""
+        with self._free.one() as slot:
+            slot.reclaim()
+            try:
+                yield slot
+            except BaseException:
+                # No batch may know of copies that are under way, and whoever has the
+                # slot next may give its memory back.
+                self._wait_out()
+                raise
 
-def _landed(
-    reading: Reading, slot: DeviceSlot, places: Sequence[int], nbytes: int
-) -> DeviceLanding | None:
-    """Memory of a slot with the ranges that were read; None if memory runs out."""
-    try:
-        address = slot.address(nbytes)
-        return DeviceLanding(slot, address, reading([address + at for at in places]))
-    except DeviceMemoryError:
-        return None
+    def _landed(
+        self, reading: Reading, slot: DeviceSlot, places: Sequence[int], nbytes: int
+    ) -> DeviceLanding | None:
+        """Memory of a slot with the ranges that were read; None if memory runs out."""
+        try:
+            start = slot.address(nbytes)
+            return DeviceLanding(slot, start, reading([start + at for at in places]))
+        except DeviceMemoryError:
+            self._wait_out()
+            return None
