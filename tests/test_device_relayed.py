@@ -141,6 +141,16 @@ def test_few_bytes_and_other_stores_go_through_the_ring(tmp_path, device, monkey
     assert "n_relayed_requests" not in job.tally.counts
 
 
+def test_batches_of_many_files_go_through_the_ring(tmp_path, device):
+    values = stored(tmp_path, None)
+    for most, is_relayed in ((8, True), (7, False)):
+        a = opened(tmp_path, OPTIONS.but(file_handles=most))
+        part = expressions.basic((slice(30),), a.shape)  # of four shards
+        results, job = read_on_device(a, [part], device)
+        assert_same_bits(results[0], values[:30])
+        assert bool(job.tally.counts.get("n_relayed_requests")) == is_relayed
+
+
 def test_chunks_outside_of_shards_go_through_the_ring(tmp_path, device):
     made = zarr.create_array(tmp_path, shape=(60, 40), chunks=(8, 10), dtype="i4")
     made[...] = values = np.arange(2400, dtype="i4").reshape(60, 40)

@@ -53,6 +53,9 @@ _N_BUFFERS = 2
 # One for the hands, one for the ring.
 _LEAST_SLOTS = 2
 _CACHE_LINE = 64
+# The files of a batch are open at once, and so are those of others that wait for a
+# slot; the ring opens them in turn. They shall all fit beside those that are kept.
+_FILES_SHARE = 2
 
 
 class Pieces(NamedTuple):
@@ -185,10 +188,13 @@ class RelayFetch(DeviceFetch):
         self._turn: Spares[Hands] = Spares([hands])
 
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
-        """Has threads relay; None for small reads, and until there are loops."""
+        """Has threads relay; None for little, many files, and until there are loops."""
         store = job.source.store
         nbytes = sum(map(nbytes_of, requests))
         if not holds_plain_files(store) or nbytes < _SHARE_NBYTES:
+            return None
+        most_files = job.source.options.file_handles // _FILES_SHARE
+        if len({request.key for request in requests}) > most_files:
             return None
         loops = relay_loops(job.source.options, nbytes)
         if loops is None:
