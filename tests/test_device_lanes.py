@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated, small_batches, stored
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload.landed import DeviceSlot
 from gpushard.devices.payload.landing import read_back
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.slabs import Slab
@@ -158,3 +160,19 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
     assert_same_bits(results[0], values)
     assert job.tally.counts["n_decoded_on_host"] == 5
     assert {n for _, n in asked} == {n_threads}
+
+
+def test_who_needs_the_slot_of_a_lane_in_use_waits_for_its_stream():
+    other = SimpleNamespace(stream=1, n_settled=0)
+    held = SimpleNamespace(stream=2, n_settled=0)
+    waits, turns = [], iter([other])
+
+    def settle_in_its_thread(stream):
+        waits.append(stream)
+        held.n_settled += 1
+
+    device = SimpleNamespace(wait_for=settle_in_its_thread)
+    slot = DeviceSlot(device, 100, lambda: nullcontext(next(turns)))
+    slot.note_use(held)
+    slot.reclaim()  # asks once for a lane, and gets the other one
+    assert waits == [held.stream]

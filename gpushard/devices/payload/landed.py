@@ -84,8 +84,12 @@ class DeviceSlot:
                 self._used.pop()
                 continue
             # It may be another one, but each has its turn.
-            with self._settled():
+            with self._settled() as idle:
                 pass
+            if idle is not lane and lane.n_settled == n_settled:
+                # Whoever has the lane waits for that batch, too, and could go on no
+                # sooner if the interpreter were busy with asking for turns.
+                self.device.wait_for(lane.stream)
 
     def address(self, nbytes: int) -> int:
         """Page-aligned address of room for `nbytes` bytes; it was reclaimed before."""
