@@ -25,7 +25,7 @@ from gpushard.devices.payload.landed import DeviceFetch, Fetch, Handover, Readin
 from gpushard.devices.payload.landing import ALIGNMENT, nbytes_of
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.spares import Spares
-from gpushard.errors import DeviceError, DeviceMemoryError, StoreError, UnsupportedError
+from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import are_loaded, relay_loops
 from gpushard.fused.columns import LEFT, Relay
@@ -271,16 +271,16 @@ def _relay(
 
 
 def _refuse(outcomes: Ints, copier: Copier) -> None:
-    """Raise what failed; no file was overwritten."""
+    """Raise what failed; no file was overwritten.
+
+    `UnsupportedError` if bytes are missing: the ring reads again, and has the reason.
+    """
     failed = outcomes[outcomes > 0]
     if len(failed):
         raise copier.failure(int(failed[0]))
     if (outcomes == LEFT).any():
         raise DeviceError("no thread could use the driver", hint="start a new process")
-    raise StoreError(
-        "fewer bytes could be read than the file has",
-        hint="read again; if it stays so, check the disk",
-    )
+    raise UnsupportedError("a file gave fewer bytes than it has")
 
 
 def relay_budget(

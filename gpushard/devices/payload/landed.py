@@ -24,7 +24,7 @@ from gpushard.devices.payload.landing import (
 )
 from gpushard.devices.slabs import Slab
 from gpushard.devices.spares import Spares
-from gpushard.errors import DeviceMemoryError
+from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
@@ -126,7 +126,8 @@ class DeviceLanding:
 
 Reading = Callable[[Sequence[int]], Event | None]
 """Reads each range of some requests to an address on a device, and returns an event
-after which the bytes are there; None if they are. Raises as any fetch.
+after which the bytes are there; None if they are. Raises as any fetch, and
+`UnsupportedError` if the ring shall read instead.
 """
 
 ForDevice = Callable[[Job, int, int], bool]
@@ -225,10 +226,13 @@ class DeviceFetch(ABC):
     def _landed(
         self, reading: Reading, slot: DeviceSlot, places: Sequence[int], nbytes: int
     ) -> DeviceLanding | None:
-        """Memory of a slot with the ranges that were read; None if memory runs out."""
+        """Memory of a slot with the ranges that were read; None for the ring to read.
+
+        Because memory runs out, or because the bytes cannot be read in this way.
+        """
         try:
             start = slot.address(nbytes)
             return DeviceLanding(slot, start, reading([start + at for at in places]))
-        except DeviceMemoryError:
+        except (DeviceMemoryError, UnsupportedError):
             self._wait_out()
             return None
