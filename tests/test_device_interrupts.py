@@ -24,6 +24,7 @@ from gpushard.loader import reading
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.options import Options
 from interrupts import is_cut_off
+from relaying_cases import in_small_batches, relaying, use_small_pieces
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this platform cannot fork"
@@ -35,9 +36,10 @@ CHAINS = {
 }
 # From the first stream to the last that is given back.
 MODULES = ("devices/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
+RELAYS = ("devices/relayed.py", "payload/landed.py")
 LOADER = ("loader/reading.py", "loader/places.py", "loader/batches.py")
 # Python looks for signals at calls and at the ends of loops, not before these.
-UNREACHED = ("try:", "with self._lane() as lane:", "raise", "self.abandon()")
+UNREACHED = ("try:", "with settled(self._idle) as lane:", "raise", "self.abandon()")
 
 
 class Interrupted(EmulatedDevice):
@@ -87,6 +89,27 @@ def test_an_interrupt_at_any_line_leaves_no_work_and_all_streams(tmp_path, chain
     assert answers_in_a_fork(work)
 
 
+def test_an_interrupt_at_any_line_of_a_relay_leaves_no_work(tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    values = stored(tmp_path, None, (20, 20))
+    use_small_pieces(monkeypatch)
+    in_small_batches(monkeypatch, 600)
+    options = Options(threads=1, placement="device", compile_nbytes=0)
+
+    def work():
+        for n_line in count(1):
+            device = relaying()
+            a = gpushard.open_array(tmp_path, device=device, options=options)
+            was_cut = is_cut_off(lambda a=a: a[...], n_line, RELAYS, UNREACHED)
+            if not (is_clean(device, a, values) and device.copier.is_left):
+                return False
+            if not was_cut:
+                return device.copier.n_copies > 4
+        return False
+
+    assert answers_in_a_fork(work)
+
+
 @pytest.mark.parametrize("is_over", [False, True])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_second_interrupt_does_not_end_the_wait_for_what_is_under_way(
@@ -119,7 +142,7 @@ def test_an_interrupt_at_any_line_of_a_loader_leaves_no_work(tmp_path, monkeypat
     monkeypatch.setattr(reading, "LOAD_NBYTES", 200)
 
     def work():
-        for n_line in count(1, 5):
+        for n_line in count(1):
             device = emulated(seed=n_line)
             loader = Loader(opened(tmp_path, device), batch_size=7, prefetch_factor=0)
             was_cut = is_cut_off(lambda it=loader: [*it], n_line, LOADER, UNREACHED)

@@ -181,8 +181,8 @@ class RelayFetch(DeviceFetch):
         label = f"relay of {hands.n_most} threads, else a {ring.label}"
         super().__init__(handover, ring, label)
         self._device = handover.device
-        self._stream = self._device.create_stream()
-        handover.streams.append(self._stream)
+        handover.streams.append(self._device.create_stream())
+        self._stream = handover.streams[-1]  # an interrupt here loses no stream
         self._hands = hands
         # One batch has all threads and the whole bus, so that it comes the sooner.
         self._turn: Spares[Hands] = Spares([hands])
