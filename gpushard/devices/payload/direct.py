@@ -1,4 +1,4 @@
-"""Payload in a store -> device memory of a lane, read by kvikio.
+"""Payload in a store -> slots of device memory, read by kvikio.
 
 What kvikio reads is checked afterwards, because files may be replaced meanwhile.
 """

@@ -1,8 +1,7 @@
 """Where the bytes of fetched inner chunks lie before they are put into a batch.
 
-They lie in a pinned slot, from which a lane copies them (`ring`); in the device memory
-of a lane (`direct`); or in other host memory, such as inner chunks that a device
-refused.
+They lie in a pinned slot, from which a lane copies them (`ring`); in a slot of device
+memory (`landed`); or in other host memory, such as inner chunks that a device refused.
 """
 
 from __future__ import annotations
