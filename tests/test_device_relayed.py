@@ -271,7 +271,7 @@ def test_pieces_have_each_byte_once_and_are_small(sizes, gaps, most):
     assert found == wanted
 
 
-def test_a_limit_with_no_room_for_hands_leaves_the_ring(tmp_path, device):
+def test_a_limit_with_no_room_for_hands_leaves_the_ring(tmp_path, device, monkeypatch):
     stored(tmp_path, CHAINS["zstd"])
     a = opened(tmp_path)
     chain, _ = choose_chain(a.source)
@@ -279,3 +279,5 @@ def test_a_limit_with_no_room_for_hands_leaves_the_ring(tmp_path, device):
     assert relayed.relay_budget(device, a.source, chain, budget) == budget
     for less in (replace(budget, n_slots=1), small_batches(100)):
         assert relayed.relay_budget(device, a.source, chain, less) is None
+    monkeypatch.setattr(relayed, "_SHARE_NBYTES", 1025)
+    assert relayed.relay_budget(device, a.source, chain, budget) is None

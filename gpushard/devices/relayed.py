@@ -288,14 +288,16 @@ def relay_budget(
 ) -> Budget | None:
     """Budget for relaying the files of an array; None if nothing can relay them.
 
-    None also if memory is short. Hands take the place of one of the ring's slots.
+    None also if memory is short: for hands, which take the place of one of the ring's
+    slots, or for batches that are worth it.
     """
     can_relay = device.copier is not None and holds_plain_files(source.store)
     if not (can_relay and source.options.relay and source.layout.levels):
         return None
     if not chain.steps and budget.n_slots >= 2 * _LEAST_SLOTS and are_loaded():
         budget = budget.of_plain_relays()
-    has_room = budget.encoded_nbytes >= _LEAST_PIECE_NBYTES * _N_BUFFERS
+    least_nbytes = max(_SHARE_NBYTES, _LEAST_PIECE_NBYTES * _N_BUFFERS)
+    has_room = budget.encoded_nbytes >= least_nbytes
     return budget if budget.n_slots >= _LEAST_SLOTS and has_room else None
 
 
