@@ -16,7 +16,7 @@ from device_fetch_cases import (
 )
 from gpushard.devices import relayed
 from gpushard.selecting.selection import whole
-from relaying_cases import in_small_batches, opened, relaying, use_small_pieces
+from relaying_cases import OPTIONS, in_small_batches, opened, relaying, use_small_pieces
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -133,6 +133,26 @@ def test_a_copy_that_the_driver_refuses_is_an_error_with_its_number(tmp_path, n_
     with pytest.raises(gpushard.DeviceError, match="700"):
         read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert device.copier.is_left
+
+
+def test_once_memory_runs_out_slots_give_theirs_back_to_lanes(
+    tmp_path, device, monkeypatch
+):
+    values = stored(tmp_path, CHAINS["zstd"], SHAPE)
+    in_small_batches(monkeypatch)
+    a = opened(tmp_path, OPTIONS.but(threads=1))
+    launches = []
+
+    def refuse_the_fifth(kind, _):
+        launches.extend([kind] * (kind == "launch"))
+        return kind == "launch" and len(launches) == 5
+
+    device.refuses = refuse_the_fifth
+    results, job = read_on_device(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], values)
+    counts = job.tally.counts
+    assert counts["n_memory_failures"] == 1
+    assert 0 < counts["n_relayed_requests"] < counts["n_payload_requests"]
 
 
 def test_threads_that_get_no_context_relay_nothing(tmp_path):

@@ -85,6 +85,7 @@ class DeviceSink:
         try:
             fetch = self._choose_fetch(source, budget)
             self.fetch, self.fetch_label = fetch.fetch, fetch.label
+            self._give_back = fetch.give_back
             self.batch_nbytes = fetch.batch_nbytes
             self._make_lanes(budget)
             self._upload_tables(targets, entries)
@@ -261,9 +262,10 @@ class DeviceSink:
         self._put(lane, *refused, decodes=False)
 
     def _make_room(self, lane: Lane) -> None:
-        """Give back the memory of a lane that ran out of it, and of an idle lane."""
+        """Give back the memory of a lane that ran out of it, and what is idle."""
         lane.release()
         self._idle.use_one(_release)
+        self._give_back()
 
     def _batches(self, n: int) -> Iterator[slice]:
         """Slices of `n` inner chunks that fit a batch."""

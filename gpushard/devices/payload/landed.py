@@ -53,6 +53,10 @@ class Fetch(Protocol):
         """Answers that last as the context does; see `Sink.fetch`."""
         ...
 
+    def give_back(self) -> None:
+        """Give back device memory that no batch needs, and take none from now on."""
+        ...
+
 
 class DeviceSlot:
     """Device memory for the bytes of a fetch, as long as a batch needs them.
@@ -90,6 +94,11 @@ class DeviceSlot:
                 # Whoever has the lane waits for that batch, too, and could go on no
                 # sooner if the interpreter were busy with asking for turns.
                 self.device.wait_for(lane.stream)
+
+    def release(self) -> None:
+        """Give the memory back, unless a batch may need the bytes."""
+        if all(lane.n_settled > n_settled for lane, n_settled in self._used):
+            self._slab.release()
 
     def address(self, nbytes: int) -> int:
         """Page-aligned address of room for `nbytes` bytes; it was reclaimed before."""
@@ -179,6 +188,7 @@ class DeviceFetch(ABC):
         self.batch_nbytes = budget.encoded_nbytes
         self._ring = ring
         self._wait_out = partial(wait_out, device, streams)
+        self._n_slots, self._is_short = budget.n_slots, False
         self._free = Spares(
             DeviceSlot(device, budget.encoded_nbytes, settled)
             for _ in range(budget.n_slots)
@@ -198,7 +208,7 @@ class DeviceFetch(ABC):
         """
         places, nbytes = laid_out(requests, self.alignment)
         reading = None
-        if self._is_for_device(job, n_rows, nbytes):
+        if not self._is_short and self._is_for_device(job, n_rows, nbytes):
             reading = self.begin(job, requests)
         if reading is not None:
             with self._slot() as slot:
@@ -209,6 +219,12 @@ class DeviceFetch(ABC):
                     return
         with self._ring.fetch(job, requests, n_rows) as answers:
             yield answers
+
+    def give_back(self) -> None:
+        """Leave all to the ring, as lanes need the memory more; see `Fetch`."""
+        self._is_short = True
+        for _ in range(self._n_slots):
+            self._free.use_one(DeviceSlot.release)
 
     @contextmanager
     def _slot(self) -> Iterator[DeviceSlot]:
@@ -233,6 +249,10 @@ class DeviceFetch(ABC):
         try:
             start = slot.address(nbytes)
             return DeviceLanding(slot, start, reading([start + at for at in places]))
-        except (DeviceMemoryError, UnsupportedError):
+        except UnsupportedError:
             self._wait_out()
-            return None
+        except DeviceMemoryError:
+            self._wait_out()
+            slot.release()
+            self.give_back()
+        return None
