@@ -133,14 +133,17 @@ def test_only_a_first_read_that_is_waited_for_is_small(reads):
 
 
 @pytest.mark.parametrize("transform", [None, lambda batch: batch])
-def test_who_counts_batches_gets_the_next_epoch_too(transform, reads):
+@pytest.mark.parametrize("keeps", [True, False])
+def test_who_counts_batches_gets_the_next_epoch_too(transform, keeps, reads):
     how = {"shuffle": True, "transform": transform}
     with made(**how) as loader, made(**how, epochs=None) as plain:
         kept = []  # as a framework keeps an iteration
         for epoch in range(3):
             loader.set_epoch(epoch)
-            kept.append(iter(loader))
-            got = [list(index) for _, index in islice(kept[-1], len(loader))]
+            batches = iter(loader)
+            kept += [batches] * keeps
+            got = [list(index) for _, index in islice(batches, len(loader))]
+            del batches
             n_loads = n_of_loads(reads)
             assert (sum(map(len, reads)) > N * (epoch + 1)) == (epoch < 2)
             assert got == handed_out(plain)
@@ -202,6 +205,20 @@ def test_a_loader_that_is_closed_between_epochs_begins_anew():
     loader.set_epoch(0)
     assert [handed_out(loader), handed_out(loader)] == [first, second]
     loader.close()
+
+
+@pytest.mark.parametrize("epochs", [None, 3])
+def test_closing_after_a_break_waits_for_the_threads(epochs, monkeypatch):
+    at = reading.Reader._finish
+
+    def slow(reader, begun):
+        time.sleep(0.2)
+        return at(reader, begun)
+
+    monkeypatch.setattr(reading.Reader, "_finish", slow)
+    with made(epochs=epochs) as loader:
+        list(islice(loader, 1))
+    assert not threads()
 
 
 def test_the_threads_of_a_loader_that_is_dropped_end():

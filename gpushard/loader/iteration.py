@@ -175,12 +175,16 @@ class Pass:
         stage.start()
         return stage
 
+    def leads_on(self, standing: Standing) -> bool:
+        """Whether the epoch is over there, and the next one was read ahead."""
+        course = self._course
+        return course is not None and course.leads_on_to(course.behind(standing))
+
     def rest(self, standing: Standing) -> Course | None:
         """The course, if it leads on from there; the pass does not end it then."""
-        course = self._course
-        if course is None or not course.leads_on_to(course.behind(standing)):
+        if not self.leads_on(standing):
             return None
-        self._course = None
+        course, self._course = self._course, None
         return course
 
     def close(self, *, joins: bool = False) -> None:

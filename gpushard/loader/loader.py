@@ -269,6 +269,10 @@ class Loader:
             # ends: a thread in the code of another library may not survive that.
             self._leave(joins=True)
         finally:
+            # Who counts batches drops the iteration behind the last one, and what was
+            # read ahead is for the next epoch then, too.
+            if self._pass is begun and begun.leads_on(self._standing):
+                self._leave()
             begun.close()
             progress.end()
 
