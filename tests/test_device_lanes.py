@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated, small_batches, stored
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload import landed
 from gpushard.devices.payload.landed import DeviceSlot
 from gpushard.devices.payload.landing import read_back
 from gpushard.devices.payload.ring import Slot
@@ -162,17 +164,33 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
     assert {n for _, n in asked} == {n_threads}
 
 
-def test_who_needs_the_slot_of_a_lane_in_use_waits_for_its_stream():
-    other = SimpleNamespace(stream=1, n_settled=0)
-    held = SimpleNamespace(stream=2, n_settled=0)
-    waits, turns = [], iter([other])
-
-    def settle_in_its_thread(stream):
-        waits.append(stream)
-        held.n_settled += 1
-
-    device = SimpleNamespace(wait_for=settle_in_its_thread)
+def test_who_needs_the_slot_of_a_lane_in_use_is_told_once_it_is_settled(monkeypatch):
+    monkeypatch.setattr(landed, "_LOOK_S", 60.0)
+    device = emulated()
+    held, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
+    turns = iter([other])  # asks once for a lane, and gets the other one
     slot = DeviceSlot(device, 100, lambda: nullcontext(next(turns)))
     slot.note_use(held)
-    slot.reclaim()  # asks once for a lane, and gets the other one
-    assert waits == [held.stream]
+    in_its_thread = threading.Timer(0.05, held.retire_all)
+    in_its_thread.start()
+    slot.reclaim()
+    assert held.n_settled == 1
+    in_its_thread.join()
+
+
+def test_who_waits_for_a_lane_that_nobody_has_looks_again(monkeypatch):
+    monkeypatch.setattr(landed, "_LOOK_S", 0.001)
+    device = emulated()
+    lane, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
+    turns = iter([other, other, lane])
+
+    @contextmanager
+    def settled():
+        turn = next(turns)
+        turn.retire_all()
+        yield turn
+
+    slot = DeviceSlot(device, 100, settled)
+    slot.note_use(lane)
+    slot.reclaim()
+    assert (lane.n_settled, other.n_settled) == (1, 2)

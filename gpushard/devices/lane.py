@@ -6,8 +6,10 @@ the batch before is done. Batches of other lanes run meanwhile.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ from gpushard.devices.budget import Budget
 from gpushard.devices.slabs import PinnedSlab, Slab, TablePage
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
 
 # Kernels and decoders may read a few bytes before and after the range they are given.
 PADDING_NBYTES = 64
@@ -59,6 +64,8 @@ class Lane:
     n_settled
         How often the lane was found or made to have nothing under way. No batch that
         was begun before the last time needs its encoded bytes any more.
+    waiting
+        Queues of those who wait for `n_settled` to grow.
     decoding
         Inner chunks that are decoded on the device, until it is known to have survived
         that: a block, and which of its columns.
@@ -72,6 +79,7 @@ class Lane:
     encoded_nbytes: int = field(init=False, default=0)
     n_waits: int = field(init=False, default=0)
     n_settled: int = field(init=False, default=0)
+    waiting: deque[SimpleQueue[None]] = field(init=False, default_factory=deque)
     decoding: tuple[ShardBlock, Ints] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -110,13 +118,18 @@ class Lane:
         """
         while self.pending is not None:
             self._retire(self.pending)
+        self._note_settled()
+
+    def _note_settled(self) -> None:
         self.n_settled += 1
+        while self.waiting:
+            self.waiting.pop().put(None)
 
     def let_go(self) -> None:
         """Wait until all work is over, and ignore its outcome; see `wait_out`."""
         self.pending = None
         wait_out(self.device, (self.stream,))
-        self.n_settled += 1
+        self._note_settled()
 
     def wait_here(self) -> None:
         """Wait until all work on the stream is done.
@@ -134,7 +147,7 @@ class Lane:
         """
         self.pending = None
         self.wait_here()
-        self.n_settled += 1
+        self._note_settled()
         for slab in (*self._slabs, *self._pinned):
             slab.release()
 

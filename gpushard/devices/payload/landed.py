@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +30,8 @@ from gpushard.fetching.job import Job
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
+# A batch takes milliseconds. So long after, whoever waits for one looks again.
+_LOOK_S = 0.02
 # GPUDirect Storage reads pages of a file into pages of memory (cuFile).
 PAGE_NBYTES = 4096
 _ROOM_NBYTES = PAGE_NBYTES + 2 * PADDING_NBYTES
@@ -87,13 +90,16 @@ class DeviceSlot:
             if lane.n_settled > n_settled:
                 self._used.pop()
                 continue
-            # It may be another one, but each has its turn.
+            news: SimpleQueue[None] = SimpleQueue()
+            lane.waiting.append(news)
+            # It may be another one, but each idle lane has its turn.
             with self._settled() as idle:
                 pass
             if idle is not lane and lane.n_settled == n_settled:
-                # Whoever has the lane waits for that batch, too, and could go on no
-                # sooner if the interpreter were busy with asking for turns.
-                self.device.wait_for(lane.stream)
+                # Whoever has the lane waits for that batch, too, and then tells. If it
+                # became idle meanwhile, nobody may.
+                with suppress(Empty):
+                    news.get(timeout=_LOOK_S)
 
     def release(self) -> None:
         """Give the memory back, unless a batch may need the bytes."""
