@@ -106,7 +106,8 @@ def emulated(kind=EmulatedDevice, **knobs) -> EmulatedDevice:
 
 def small_batches(encoded_nbytes: int) -> Budget:
     """Budget of batches with few encoded bytes, and room for all else."""
-    return Budget(encoded_nbytes, 1 << 30, 1 << 17, 1 << 17)
+    shares = 1 << 30, 1 << 17, 1 << 17
+    return Budget(encoded_nbytes, *shares, home_nbytes=encoded_nbytes)
 
 
 def stored(place, compressors, shape=(60, 40), chunks=(8, 10), shards=(16, 20)):

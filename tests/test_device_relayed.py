@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from dataclasses import replace
 
@@ -114,6 +115,29 @@ def test_memory_stays_under_the_limit(tmp_path, monkeypatch, chain):
     assert device.peak_nbytes - values.nbytes <= MIB
 
 
+# Of plain elements, a quarter is for what is neither in slots nor on lanes.
+@pytest.mark.parametrize(("chain", "part"), [("zstd", 1), ("none", 3 / 4)])
+def test_relays_beside_the_ring_stay_under_the_limit_of_a_device(
+    tmp_path, monkeypatch, device, chain, part
+):
+    shape = (1024, 960)
+    values = stored(tmp_path, CHAINS[chain], shape, chunks=(16, 32), shards=(128, 96))
+    a = opened(tmp_path, OPTIONS.but(memory_limit=MIB))
+    read_on_device(a, [expressions.basic((slice(9),), shape)], device)  # loads loops
+    real, n_asked = relayed.RelayFetch.begin, itertools.count()
+
+    def first(fetch, job, requests):
+        """Fill all slots on the device, and then those of the host, and the lanes."""
+        return real(fetch, job, requests) if next(n_asked) < 9 else None
+
+    monkeypatch.setattr(relayed.RelayFetch, "begin", first)
+    results, job = read_on_device(a, [whole(shape)], device)
+    assert_same_bits(results[0], values)
+    counts = job.tally.counts
+    assert 0 < counts["n_relayed_requests"] < counts["n_payload_requests"]
+    assert device.most_held_nbytes - values.nbytes <= part * MIB
+
+
 def test_plain_elements_come_in_larger_batches(tmp_path, device):
     shape = (512, 480)
     stored(tmp_path, None, shape, chunks=(16, 32), shards=(128, 96))
@@ -122,7 +146,7 @@ def test_plain_elements_come_in_larger_batches(tmp_path, device):
     _, job = read_on_device(a, [whole(a.shape)], device)
     with_ring = emulated(LockedDevice)
     _, other = read_on_device(a, [whole(a.shape)], with_ring)
-    assert job.sink.batch_nbytes == 2 * other.sink.batch_nbytes
+    assert job.sink.batch_nbytes > other.sink.batch_nbytes
 
 
 def test_few_bytes_and_other_stores_go_through_the_ring(tmp_path, device, monkeypatch):

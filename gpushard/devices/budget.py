@@ -56,6 +56,9 @@ class Budget:
         Slots and lanes; fewer than usual if one inner chunk is more than a batch.
     pinned_nbytes
         Host memory of all slots, and of inner chunks that the host has decoded.
+    home_nbytes
+        Share of a slot, and of a lane, for encoded bytes: more than `encoded_nbytes` if
+        batches are as large as they may be.
     tail_nbytes
         Memory behind the rows of each arena that a decoder may overwrite.
     """
@@ -68,6 +71,7 @@ class Budget:
     n_lanes: int = N_LANES
     pinned_nbytes: int = 0
     tail_nbytes: int = 0
+    home_nbytes: int = 0
 
     @classmethod
     def of(
@@ -101,13 +105,15 @@ class Budget:
         tail_nbytes = 0
         if decodes and chain.guards_rows:
             tail_nbytes = min(_TAIL_NBYTES, share // _TAIL_SHARE)
+        home_nbytes = max(1, encoded_share // n_homes)
         usual = cls(
-            max(1, min(encoded_share // n_homes, MAX_ENCODED_NBYTES)),
+            min(home_nbytes, MAX_ENCODED_NBYTES),
             share - 2 * tail_nbytes,
             row_nbytes,
             row_streams_nbytes,
             options.pinned_slots,
             tail_nbytes=tail_nbytes,
+            home_nbytes=home_nbytes,
         )
         stored = stored_nbytes or chain.encoded_nbytes or chain.decoded_nbytes
         bound = max(options.memory_limit, options.bound_nbytes)
@@ -133,14 +139,17 @@ class Budget:
         )
 
     def of_plain_relays(self) -> Budget:
-        """The same with batches of twice the size, and as many fewer slots.
+        """The same with larger batches, twice as large if they fit, in half the slots.
 
         For plain elements that are relayed (`devices.relayed`). Nothing waits for their
         first batch to be decoded, and half as many batches take the host half as long.
         """
-        return replace(
-            self, encoded_nbytes=2 * self.encoded_nbytes, n_slots=self.n_slots // 2
-        )
+        n_slots = self.n_slots // 2
+        room_nbytes = self.home_nbytes * (self.n_slots + self.n_lanes)
+        # Those that are not relayed lie on the lanes, beside the slots on the device.
+        most_nbytes = room_nbytes // (n_slots + self.n_lanes)
+        encoded_nbytes = min(2 * self.encoded_nbytes, most_nbytes)
+        return replace(self, encoded_nbytes=encoded_nbytes, n_slots=n_slots)
 
     @classmethod
     def fits_one(cls, chain: DeviceChain, options: ReadOptions) -> bool:
