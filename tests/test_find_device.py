@@ -61,6 +61,7 @@ class Fakery:
             driverGetVersion=lambda: self.answer(13010),
             memGetInfo=lambda: self.answer((5, 9)),
             memcpyAsync=lambda *_: self.answer(None),
+            setDevice=lambda _: None,
         )
         memory = SimpleNamespace(OutOfMemoryError=FullError)
         driver = SimpleNamespace(CUDADriverError=RefusalError)

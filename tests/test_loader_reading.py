@@ -246,6 +246,16 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
     assert list(stage) == list(range(9))
 
 
+def test_an_end_that_an_interrupt_kept_back_is_seen_by_whoever_waits(monkeypatch):
+    monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
+    stage = Prefetched(iter("a"), 1, StopFlag(), Waits())
+    stage.start()
+    stage.join(10)
+    stage._line.clear()  # as ending the line does, before it puts an end there
+    threading.Timer(0.05, stage._line.stop.set).start()
+    assert list(stage) == []
+
+
 def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeypatch):
     z = zarr.create_array(tmp_path, shape=(8, 3), chunks=(4, 3), dtype="u2")
     z[...] = 1

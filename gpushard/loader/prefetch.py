@@ -139,7 +139,7 @@ class Prefetched(Generic[Item]):
         line, begin = self._line, time.perf_counter()
         self._waits.n_looks += 1
         self._waits.n_found += line.items.qsize()
-        item = line.items.get()
+        item = _next_item(line)
         self._waits.seconds += time.perf_counter() - begin
         if not (isinstance(item, _End) or line.stop.is_set()):
             line.room.put(None)
@@ -184,6 +184,18 @@ def _run(
     if line.stop.is_set():
         line.clear()
     line.items.put(end)
+
+
+def _next_item(line: _Line[Item]) -> Item | _End:
+    """Wait for the next item; an end if the line was ended, though nobody could tell.
+
+    An interrupt may come between the steps that end a line.
+    """
+    while True:
+        with suppress(Empty):
+            return line.items.get(timeout=_LOOK_AGAIN_S)
+        if line.stop.is_set():
+            return _End()
 
 
 def _has_room(line: _Line[Any], consumer: ref[Prefetched[Any]]) -> bool:
