@@ -63,6 +63,28 @@ def test_images_are_the_same_each_time_and_can_be_told_apart():
     assert np.mean(nearest == labels[200:]) > 0.9
 
 
+def test_digits_are_those_of_mnist_at_twice_the_size():
+    values, labels = images.scaled_digits(10_050)
+    group = zarr.open_group(str(images.DIGITS), mode="r")
+    assert np.array_equal(labels[:10_000], group["labels"][...])
+    assert np.array_equal(labels[10_000:], labels[:50])
+    assert values.shape == (10_050, images.SIDE, images.SIDE)
+    for n in (0, 9_999):
+        digit = np.kron(group["images"][n], np.ones((2, 2), np.uint8))
+        corners = np.argwhere(values[n])
+        first, wanted = corners.min(axis=0), np.argwhere(digit).min(axis=0)
+        y, x = first - wanted
+        assert np.array_equal(values[n][y : y + 56, x : x + 56], digit)
+        assert values[n].sum() == digit.sum()
+
+
+def test_a_loader_gives_digits(run):
+    with training.open_loader(run, "zstd", "chunk", "digits") as loader:
+        y = np.concatenate([batch["y"].get() for batch in loader])
+    labels = images.scaled_digits(TINY.n_distinct_images)[1]
+    assert sorted(y) == sorted(np.concatenate([labels, labels]))
+
+
 def test_an_array_is_all_its_images_of_which_shards_repeat(run):
     stored = images.store(TINY, "zstd", run.root)
     values, labels = images.made(TINY.n_distinct_images)
@@ -120,7 +142,7 @@ def test_all_cases_have_a_name_of_their_own_and_leave_all_as_it_was():
 
 def test_a_row_tells_where_inner_chunks_were_decoded(run):
     for placement, other in (("device", "host"), ("host", "device")):
-        opened = training.open_loader(run, "zstd", "shard", placement=placement)
+        opened = training.open_loader(run, "zstd", "shard", placement)
         with opened as loader:
             n = sum(batch["y"].shape[0] for batch in loader)
             found = training._loading(loader)

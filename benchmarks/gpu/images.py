@@ -1,4 +1,4 @@
-"""Images with a label each for a training: learnable, and compressed to half."""
+"""Images with a label each for a training: strokes, or digits that were scanned."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from benchmarks.configs import codecs_of
 if TYPE_CHECKING:
     from benchmarks.gpu.sizes import Sizes
 
+# Of the tests: MNIST's digits for tests, 28 x 28.
+DIGITS = Path(__file__).parents[2] / "tests" / "data" / "real" / "mnist.zarr"
 N_CLASSES = 10
 SIDE = 64
 # Squares of one brightness that a class's strokes consist of.
@@ -33,7 +35,7 @@ class ImageLayout:
     Attributes
     ----------
     name
-        What a sample is: "images" or "labels".
+        What a sample is: "images" or "labels", and of what.
     codec
         As in `benchmarks.configs`.
     sample_shape
@@ -85,7 +87,7 @@ class Stored(NamedTuple):
 
 
 def made(n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """`n` images and their labels, the same for the same `n`.
+    """`n` images and their labels, the same for the same `n`; compressed to half.
 
     Each class has strokes of its own, which are moved by a few pixels and are noisy.
     """
@@ -102,19 +104,45 @@ def made(n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return lit * (noise + np.uint8(brightest)), labels
 
 
-def store(sizes: Sizes, codec: str, root: Path) -> Stored:
-    """The arrays below `root`; they are written if they are not there yet."""
+def scaled_digits(n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """`n` scanned digits and their labels, of twice the size, and moved a little."""
+    import zarr
+
+    group = zarr.open_group(str(DIGITS), mode="r")
+    digits, labels = (np.asarray(group[name]) for name in ("images", "labels"))
+    rng = np.random.default_rng(data.SEED)
+    which = np.arange(n) % len(digits)
+    twice = digits[which].repeat(2, 1).repeat(2, 2)
+    side = twice.shape[1]
+    found = np.zeros((n, SIDE, SIDE), np.uint8)
+    places = rng.integers(0, SIDE - side + 1, (n, 2)).tolist()
+    for image, digit, (y, x) in zip(found, twice, places, strict=True):
+        image[y : y + side, x : x + side] = digit
+    return found, labels[which]
+
+
+MAKERS = {"strokes": made, "digits": scaled_digits}
+
+
+def store(sizes: Sizes, codec: str, root: Path, what: str = "strokes") -> Stored:
+    """The arrays below `root`; they are written if they are not there yet.
+
+    `what` is a key of `MAKERS`.
+    """
     n, n_shard = sizes.n_images, sizes.n_shard_images
+    kind = "" if what == "strokes" else f"-{what}"
     layouts = (
-        ImageLayout("images", codec, (SIDE, SIDE), sizes.n_inner_images, n_shard, n),
+        ImageLayout(
+            f"images{kind}", codec, (SIDE, SIDE), sizes.n_inner_images, n_shard, n
+        ),
         # A label alone is no inner chunk: as a rule they are read by the shard.
-        ImageLayout("labels", codec, (), n_shard, n_shard, n),
+        ImageLayout(f"labels{kind}", codec, (), n_shard, n_shard, n),
     )
     paths = Stored(*(root / layout.slug for layout in layouts))
     if all(path.exists() for path in paths):
         return paths
     n_distinct = min(sizes.n_distinct_images, n)
-    for layout, values in zip(layouts, made(n_distinct), strict=True):
+    for layout, values in zip(layouts, MAKERS[what](n_distinct), strict=True):
         _write(layout, values, root)
     return paths
 

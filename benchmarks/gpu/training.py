@@ -36,6 +36,9 @@ CASES = (
     ("zstd", "perfect", ""),
     ("blosc-lz4", "perfect", ""),
     ("zstd", "shard", ""),
+    ("zstd", "chunk", "digits"),
+    ("none", "chunk", "digits"),
+    ("zstd", "perfect", "digits"),
     ("zstd", "chunk", "device"),
     ("zstd", "perfect", "device"),
     ("zstd", "chunk", "large"),
@@ -67,11 +70,8 @@ def ours(run: Run) -> None:
 
 
 def _ours(run: Run, chain: str, order: str, how: str, trainer: Trainer) -> Columns:
-    placement = "device" if how == "device" else "cost"
     epochs = None if how == "asked" else 1 + _N_EPOCHS
-    opened = open_loader(
-        run, chain, order, placement=placement, to="torch", epochs=epochs
-    )
+    opened = open_loader(run, chain, order, how, to="torch", epochs=epochs)
     with opened as loader, HOWS[how]():
         found = measured(trainer, partial(iter, loader), inf, _LONGEST_S)
         if run.wants("training/ceiling"):
@@ -134,19 +134,22 @@ def open_loader(
     run: Run,
     chain: str,
     order: str,
+    how: str = "",
     *,
-    placement: str = "cost",
     to: Any = None,
     epochs: int | None = None,
 ) -> Loader:
-    """The loader of a training, its samples in one of `ORDERS`."""
+    """The loader of a training, its samples in one of `ORDERS`; see `HOWS`."""
     from gpushard import Loader, Options, open_array
 
-    stored = images.store(run.sizes, chain, run.root)
+    what = how if how in images.MAKERS else "strokes"
+    stored = images.store(run.sizes, chain, run.root, what)
+    options = Options(placement=how if how in ("device", "host") else "cost")
     device: Any = run.machine.device
-    how: dict[str, Any] = {"device": device, "options": Options(placement=placement)}
-    arrays = {"x": open_array(stored.images, **how)}
-    arrays["y"] = open_array(stored.labels, **how)
+    arrays = {
+        name: open_array(path, device=device, options=options)
+        for name, path in zip("xy", stored, strict=True)
+    }
     return Loader(
         arrays,
         batch_size=run.sizes.n_batch_images,
@@ -237,6 +240,7 @@ HOWS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "": nullcontext,
     "asked": nullcontext,  # no epoch is read before it is asked for
     "device": nullcontext,  # an option of the arrays
+    "digits": nullcontext,  # other arrays
     "large": _larger,
     "priority": _urgent,
     "switch": _switching,
