@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, Literal, get_args
 
+from gpushard.arguments import flag
 from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count, usable_memory_nbytes
 
@@ -57,6 +58,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 """Smallest and largest value of each option."""
 LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth", "memory_limit")
 """Options that bound what an array may need; a `LimitError` names the one to raise."""
+_FLAGS = ("relay", "gds", "kvikio_remote")
 PLACEMENTS = ("cost", "device", "host")
 """Values of `Options.placement`."""
 
@@ -267,6 +269,8 @@ class Options:
                     got=repr(value),
                 )
 
+        for name in _FLAGS:
+            object.__setattr__(self, name, flag(getattr(self, name), name))
         write: Any = self.write
         if not isinstance(write, WriteOptions):
             raise OptionError(

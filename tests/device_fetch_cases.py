@@ -14,9 +14,13 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from cuda_host import kvikio_standin
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
+from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard.devices.budget import Budget
 from gpushard.devices.payload import direct
+from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
+from zarr_oracle import assert_same_bits
 
 if TYPE_CHECKING:
     from cuda_host.arrays import EmulatedBuffer
@@ -126,6 +130,20 @@ def stored(place, compressors, shape=(60, 40), chunks=(8, 10), shards=(16, 20)):
     made[:n_stored] = values[:n_stored]
     values[n_stored:] = 7
     return values
+
+
+def read_three_ways(a, values, device, max_rows):
+    """Job that read all, steps backwards, and listed rows; they came out right."""
+    selections = [
+        whole(a.shape),
+        expressions.basic((slice(30, 2, -3), 5, None), a.shape),
+        expressions.orthogonal(([3, 1, 119], slice(None)), a.shape),
+    ]
+    results, job = read_on_device(a, selections, device, max_rows=max_rows)
+    assert_same_bits(results[0], values)
+    assert_same_bits(results[1], values[30:2:-3, 5, None])
+    assert_same_bits(results[2], values[[3, 1, 119]])
+    return job
 
 
 def standing_in(monkeypatch, device) -> kvikio_standin.Standin:

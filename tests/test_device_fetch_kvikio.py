@@ -18,6 +18,7 @@ from device_fetch_cases import (
     LockedDevice,
     MeasuredDevice,
     emulated,
+    read_three_ways,
     small_batches,
     standing_in,
     stored,
@@ -57,16 +58,7 @@ def test_every_chain_is_read_from_what_kvikio_put_there(
 ):
     values = stored(tmp_path, CHAINS[chain], SHAPE)
     in_small_batches(monkeypatch)
-    a = gpushard.open_array(tmp_path)
-    selections = [
-        whole(a.shape),
-        expressions.basic((slice(30, 2, -3), 5, None), a.shape),
-        expressions.orthogonal(([3, 1, 119], slice(None)), a.shape),
-    ]
-    results, job = read_on_device(a, selections, device, max_rows=max_rows)
-    assert_same_bits(results[0], values)
-    assert_same_bits(results[1], values[30:2:-3, 5, None])
-    assert_same_bits(results[2], values[[3, 1, 119]])
+    job = read_three_ways(gpushard.open_array(tmp_path), values, device, max_rows)
     counts = job.tally.counts
     assert counts["n_direct_requests"] == counts["n_payload_requests"] > 4
     assert kvikio.n_preads == counts["n_payload_requests"]

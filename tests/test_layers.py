@@ -21,8 +21,8 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors", "machine", "forks", "alone", "chunk_keys"),
-    ("pools",),
-    ("options", "report", "workers", "damage", "arguments"),
+    ("pools", "arguments"),
+    ("options", "report", "workers", "damage"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),
     ("codecs.base",),

@@ -126,6 +126,14 @@ def test_a_fraction_that_is_no_number_from_0_to_1_is_refused(value):
         WriteOptions(max_unused_fraction=value)
 
 
+@pytest.mark.parametrize("name", ["relay", "gds", "kvikio_remote"])
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_what_is_on_or_off_is_nothing_else(name, value):
+    with pytest.raises(OptionError, match=f"{name}.*True or False.*{value}"):
+        Options(**{name: value})
+    assert getattr(Options(**{name: np.False_}), name) is False
+
+
 def test_the_fractions_0_and_1_are_taken():
     for value in (0, 1):
         assert WriteOptions(max_unused_fraction=value).max_unused_fraction == value

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +35,7 @@ from gpushard.devices import relayed
 from gpushard.devices.base import CopyCalls
 from gpushard.devices.nvcomp import StreamTables, load_nvcomp
 from gpushard.devices.placement import RATES
-from gpushard.errors import DeviceError
+from gpushard.errors import DeviceError, UnsupportedError
 
 _SOURCE = Path(__file__).with_suffix(".c")
 # Kernels beside the decoder, in seconds: launching one, and scattering a batch.
@@ -256,9 +258,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _lacking() -> str:
+    """What a simulation needs and is not installed; empty if nothing is."""
+    if shutil.which("cc") is None:
+        return "there is no C compiler (cc)"
+    if find_spec("numba") is None:
+        return "files are relayed by compiled loops; run: pip install 'gpushard[fast]'"
+    try:
+        load_nvcomp()
+    except UnsupportedError as error:
+        return str(error)
+    return ""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the rate of a read, and when the GPU had nothing to do during the last."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    refused = _lacking()
+    if refused:
+        parser.error(refused)
     layout = Layout.of(SIZES["short"], given.codec, given.inner, int(given.gib * GIB))
     path = store(layout, given.dir).path
     with tempfile.TemporaryDirectory() as directory:
