@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, Literal, get_args
 
-from gpushard.arguments import flag
 from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count, usable_memory_nbytes
 
@@ -270,7 +269,13 @@ class Options:
                 )
 
         for name in _FLAGS:
-            object.__setattr__(self, name, flag(getattr(self, name), name))
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                from gpushard.arguments import (
+                    flag,
+                )  # loads NumPy, which --help must not
+
+                object.__setattr__(self, name, flag(value, name))
         write: Any = self.write
         if not isinstance(write, WriteOptions):
             raise OptionError(
