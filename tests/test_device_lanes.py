@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -20,7 +21,9 @@ from gpushard.devices.payload import landed
 from gpushard.devices.payload.landed import DeviceSlot
 from gpushard.devices.payload.landing import read_back
 from gpushard.devices.payload.ring import Slot
+from gpushard.devices.sink import settled
 from gpushard.devices.slabs import Slab
+from gpushard.devices.spares import Spares
 from gpushard.selecting.selection import whole
 from gpushard.workers import run_side_by_side
 from zarr_oracle import assert_same_bits
@@ -172,25 +175,49 @@ def test_who_needs_the_slot_of_a_lane_in_use_is_told_once_it_is_settled(monkeypa
     slot = DeviceSlot(device, 100, lambda: nullcontext(next(turns)))
     slot.note_use(held)
     in_its_thread = threading.Timer(0.05, held.retire_all)
-    in_its_thread.start()
-    slot.reclaim()
+    with held.used():
+        in_its_thread.start()
+        slot.reclaim()
     assert held.n_settled == 1
     in_its_thread.join()
 
 
-def test_who_waits_for_a_lane_that_nobody_has_looks_again(monkeypatch):
+def test_who_needs_the_slot_of_a_lane_is_told_once_that_is_idle(monkeypatch):
+    # Nobody else may need a lane, and then nobody else settles it.
+    monkeypatch.setattr(landed, "_LOOK_S", 60.0)
+    device = emulated()
+    lanes = [Lane(device, n, small_batches(100)) for n in range(3)]
+    idle = Spares(lanes)
+    slot = DeviceSlot(device, 100, lambda: settled(idle))
+    with settled(idle) as lane:
+        slot.note_use(lane)
+        lane.note_harmless()
+        waits = threading.Thread(target=slot.reclaim)
+        waits.start()
+        while not lane.waiting:
+            time.sleep(0.001)
+        time.sleep(0.05)  # it has looked at the idle lanes by now
+        assert waits.is_alive()
+    waits.join(30)
+    assert not waits.is_alive()
+    assert lane.pending is None
+
+
+def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
+    # As after an interrupt in the thread that had the lane.
     monkeypatch.setattr(landed, "_LOOK_S", 0.001)
     device = emulated()
     lane, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
+    lane.is_used = True
     turns = iter([other, other, lane])
 
     @contextmanager
-    def settled():
+    def in_turn():
         turn = next(turns)
         turn.retire_all()
         yield turn
 
-    slot = DeviceSlot(device, 100, settled)
+    slot = DeviceSlot(device, 100, in_turn)
     slot.note_use(lane)
     slot.reclaim()
     assert (lane.n_settled, other.n_settled) == (1, 2)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +29,8 @@ from device_fetch_cases import (
 from gpushard.devices import deciding, relayed, sink
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.placement import Rates
-from gpushard.devices.relayed import Pieces
+from gpushard.devices.relayed import Hands, Pieces
+from gpushard.devices.spares import Spares
 from gpushard.fused import choice
 from gpushard.options import MIB
 from gpushard.selecting import expressions
@@ -222,6 +225,44 @@ def test_fewer_hands_do_where_no_more_can_be_had(tmp_path, device, monkeypatch):
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)
     assert job.tally.counts["n_relayed_requests"]
+
+
+class SlowLoops:
+    """Relay nothing: a hand of batch 1 waits for batch 2, the others do not."""
+
+    def __init__(self):
+        self.has_second_begun = threading.Event()
+        self.n_slow = itertools.count()
+
+    def relay_words(self, common):
+        return common
+
+    def relay(self, words):
+        if words.stream == 2:
+            self.has_second_begun.set()
+        elif next(self.n_slow) == 0:
+            assert self.has_second_begun.wait(30)
+
+
+def test_the_next_batch_begins_once_a_hand_has_no_piece_left(device):
+    loops, hands = SlowLoops(), Hands(device, device.copier, 2, 64)
+    turn = Spares([hands])
+    piece = Pieces(np.zeros((1, 4), np.int64), np.array([0, 1]))
+
+    def relay(stream):
+        with turn.one_for_now() as (mine, end_turn):
+            relayed._relay(loops, (stream, 0), piece, mine, 2, end_turn)
+
+    with ThreadPoolExecutor(2) as pool:
+        for batch in [pool.submit(relay, stream) for stream in (1, 2)]:
+            batch.result()
+
+
+def test_hands_are_made_once_for_all_batches(device):
+    hands = Hands(device, device.copier, 3, 64)
+    assert [hands.prepare(n) for n in (2, 1, 3, 3)] == [2, 1, 3, 3]
+    with hands.idle.one() as a, hands.idle.one() as b, hands.idle.one() as c:
+        assert len({hand.events[0].handle for hand in (a, b, c)}) == 3
 
 
 # Who decodes

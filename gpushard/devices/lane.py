@@ -7,7 +7,8 @@ the batch before is done. Batches of other lanes run meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ class Lane:
     n_settled
         How often the lane was found or made to have nothing under way. No batch that
         was begun before the last time needs its encoded bytes any more.
+    is_used
+        Whether somebody has it, who settles its last batch or queues the next one.
     waiting
         Queues of those who wait for `n_settled` to grow.
     decoding
@@ -79,6 +82,7 @@ class Lane:
     encoded_nbytes: int = field(init=False, default=0)
     n_waits: int = field(init=False, default=0)
     n_settled: int = field(init=False, default=0)
+    is_used: bool = field(init=False, default=False)
     waiting: deque[SimpleQueue[None]] = field(init=False, default_factory=deque)
     decoding: tuple[ShardBlock, Ints] | None = field(init=False, default=None)
 
@@ -120,10 +124,26 @@ class Lane:
             self._retire(self.pending)
         self._note_settled()
 
-    def _note_settled(self) -> None:
-        self.n_settled += 1
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use of the lane; after an error nothing is under way on it."""
+        try:
+            self.is_used = True
+            yield
+        except BaseException:
+            self.let_go()
+            raise
+        finally:
+            self.is_used = False
+
+    def tell(self) -> None:
+        """Have those who wait for the lane look at it again."""
         while self.waiting:
             self.waiting.pop().put(None)
+
+    def _note_settled(self) -> None:
+        self.n_settled += 1
+        self.tell()
 
     def let_go(self) -> None:
         """Wait until all work is over, and ignore its outcome; see `wait_out`."""

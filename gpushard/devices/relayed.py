@@ -9,7 +9,7 @@ takes the lock once for its share of a batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,10 +114,18 @@ class Hand(NamedTuple):
 class Hands:
     """The hands of a read, made when they are first of use.
 
+    Once a batch has no piece left for one of them, the next batch has its turn, so that
+    the bus does not wait for the last pieces of a batch.
+
     Parameters
     ----------
     n_most, piece_nbytes
         Most hands, and the size of a buffer.
+
+    Attributes
+    ----------
+    idle
+        Hands that relay nothing.
     """
 
     def __init__(
@@ -125,25 +133,27 @@ class Hands:
     ) -> None:
         self.copier = copier
         self.n_most, self.piece_nbytes = n_most, piece_nbytes
+        self.idle: Spares[Hand] = Spares()
         self._device = device
-        self._made: list[Hand] = []
+        self._n_made = 0
 
     def n_worth(self, nbytes: int) -> int:
         """Number of hands that so many bytes are worth, at least one."""
         return min(max(nbytes // _SHARE_NBYTES, 1), self.n_most)
 
-    def some(self, n: int) -> list[Hand]:
-        """As many hands of `n` as can be had, at least one.
+    def prepare(self, n: int) -> int:
+        """Make hands until there are `n`; how many of them there are, at least one.
 
         Raises `DeviceMemoryError` if there is none.
         """
         try:
-            while len(self._made) < n:
-                self._made.append(self._make())
+            while self._n_made < n:
+                self.idle.put(self._make())
+                self._n_made += 1
         except DeviceMemoryError:
-            if not self._made:
+            if not self._n_made:
                 raise
-        return self._made[:n]
+        return min(n, self._n_made)
 
     def _make(self) -> Hand:
         buffers = self._device.allocate_pinned(_N_BUFFERS * self.piece_nbytes)
@@ -214,9 +224,9 @@ class RelayFetch(DeviceFetch):
         pieces = opened.pieces(places, min(self._hands.piece_nbytes, share))
         to = self._stream, target
         # All is laid out before, as the bus waits for the next one who has the turn.
-        with self._turn.one() as hands:
-            outcomes = _relay(opened.loops, to, pieces, hands, hands.some(n))
-            copied = self._device.record(self._stream)
+        with self._turn.one_for_now() as (hands, end_turn):
+            outcomes = _relay(opened.loops, to, pieces, hands, n, end_turn)
+        copied = self._device.record(self._stream)
         opened.refuse_changed()
         if outcomes.any():
             _refuse(outcomes, self._hands.copier)
@@ -229,11 +239,13 @@ def _relay(
     to: tuple[int, int],
     pieces: Pieces,
     hands: Hands,
-    some: Sequence[Hand],
+    n_hands: int,
+    end_turn: Callable[[], None],
 ) -> Ints:
     """Outcome of each piece, int64 of shape (n_pieces,), once all are queued.
 
-    `to` is the stream that copies, and the address of place 0 on the device.
+    `to` is the stream that copies, and the address of place 0 on the device. `end_turn`
+    is called as soon as a hand finds no piece left.
     """
     stream, target = to
     outcomes = np.full(len(pieces.cuts) - 1, LEFT)
@@ -254,9 +266,18 @@ def _relay(
         *hands.copier.calls,
         0,
     )
-    # Threads only call the loops: each holds the interpreter's lock as the next begins.
-    words = [
-        loops.relay_words(
+    n_hands = hands.prepare(n_hands)
+    relay = partial(_relay_some, loops, common, end_turn)
+    run_side_by_side(relay, [hands.idle] * n_hands, hands.n_most)
+    return outcomes
+
+
+def _relay_some(
+    loops: Compiled, common: Relay, end_turn: Callable[[], None], idle: Spares[Hand]
+) -> None:
+    """Relay pieces with the next idle hand, until no piece is left."""
+    with idle.one() as hand:
+        words = loops.relay_words(
             common._replace(
                 buffers=address_of(hand.buffers),
                 first_event=hand.events[0].handle,
@@ -264,10 +285,8 @@ def _relay(
                 saved=address_of(hand.saved),
             )
         )
-        for hand in some
-    ]
-    run_side_by_side(loops.relay, words, hands.n_most)
-    return outcomes
+        loops.relay(words)
+    end_turn()
 
 
 def _refuse(outcomes: Ints, copier: Copier) -> None:

@@ -286,13 +286,14 @@ class DeviceSink:
 @contextmanager
 def settled(idle: Spares[Lane]) -> Iterator[Lane]:
     """An idle lane, whose last batch is settled."""
-    with idle.one() as lane:
-        try:
+    lane = None
+    try:
+        with idle.one() as lane, lane.used():
             lane.retire_all()
             yield lane
-        except BaseException:
-            lane.let_go()
-            raise
+    finally:
+        if lane is not None:
+            lane.tell()  # that it is idle
 
 
 def _release(lane: Lane) -> None:

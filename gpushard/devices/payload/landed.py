@@ -93,11 +93,11 @@ class DeviceSlot:
             news: SimpleQueue[None] = SimpleQueue()
             lane.waiting.append(news)
             # It may be another one, but each idle lane has its turn.
-            with self._settled() as idle:
+            with self._settled():
                 pass
-            if idle is not lane and lane.n_settled == n_settled:
-                # Whoever has the lane waits for that batch, too, and then tells. If it
-                # became idle meanwhile, nobody may.
+            if lane.is_used and lane.n_settled == n_settled:
+                # Whoever has the lane tells once that batch is settled, or the lane is
+                # idle. Only if an interrupt came in between, nobody tells.
                 with suppress(Empty):
                     news.get(timeout=_LOOK_S)
 
