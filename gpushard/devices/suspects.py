@@ -90,7 +90,8 @@ class _LookingSink:
 
     def __init__(self, blocks: Sequence[ShardBlock]) -> None:
         self._blocks = blocks
-        self.fetch = HostSink((), ()).fetch
+        host = HostSink((), ())
+        self.fetch, self.rise = host.fetch, host.rise
 
     def direct(self, job: Job) -> SelfReader:
         """Leave over those blocks of the whole job."""
