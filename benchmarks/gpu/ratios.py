@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -131,32 +132,34 @@ def _peers(rows: Rows) -> Iterator[Ratio]:
         prefix = f"sweep/{codec}/"
         inners = {n.removeprefix(prefix).split("/")[0] for n in rows if prefix in n}
         for inner in sorted(inners, key=int):
-            whole, few = f"{prefix}{inner}", f"{prefix}{inner}/few"
-            same = few if few in rows else whole
-            nbytes, ours = (rows[same].get(k) for k in ("nbytes", "gb_s"))
-            placed = rows.get(f"{same}/cost", {}).get("gb_s")
-            gpu = _peer(rows, ("zarr-gpu",), codec, inner, nbytes)
-            host = _peer(rows, _HOST_PEERS, codec, inner, nbytes)
-            target = 50.0 if int(inner) == 4096 else 10.0
-            name = f"{codec} {inner}"
-            yield Ratio(f"{name} / zarr-python on the GPU", target, _div(ours, gpu))
+            name, target = f"{codec} {inner}", 50.0 if int(inner) == 4096 else 10.0
+            gpu = partial(_beside, rows, ("zarr-gpu",), codec, inner)
+            host = partial(_beside, rows, _HOST_PEERS, codec, inner)
+            yield Ratio(
+                f"{name}, placed / zarr-python on the GPU", target, gpu("/cost")
+            )
             if int(inner) <= _SMALL_STREAM_NBYTES:
-                yield Ratio(f"{name} / best of the host", 3.0, _div(ours, host))
-            yield Ratio(f"{name}, placed / best of the host", 1.0, _div(placed, host))
+                yield Ratio(f"{name} / best of the host", 3.0, host(""))
+            yield Ratio(f"{name}, placed / best of the host", 1.0, host("/cost"))
 
 
-def _peer(
-    rows: Rows, names: tuple[str, ...], codec: str, inner: str, nbytes: int | None
+def _beside(
+    rows: Rows, names: tuple[str, ...], codec: str, inner: str, how: str
 ) -> float | None:
-    """Best rate of peers that read an array of the same size."""
+    """Least ratio to one of some peers, each beside the array of the size it reads."""
+    ours = {
+        row["nbytes"]: row["gb_s"]
+        for few in ("", "/few")
+        if (row := rows.get(f"sweep/{codec}/{inner}{few}{how}")) and row.get("gb_s")
+    }
     found = [
-        row["gb_s"]
+        ours[row["nbytes"]] / row["gb_s"]
         for name in names
         if (row := rows.get(f"peers/{name}/{codec}/{inner}"))
         and row.get("gb_s")
-        and row.get("nbytes") == nbytes
+        and row["nbytes"] in ours
     ]
-    return max(found, default=None)
+    return min(found, default=None)
 
 
 def _trainings(rows: Rows) -> Iterator[Ratio]:
