@@ -235,9 +235,3 @@ def test_a_request_larger_than_the_budget_is_a_batch_of_its_own():
 
 def test_no_requests_make_no_batches():
     assert cut_batches(np.empty(0, np.int64), 10) == []
-
-
-def test_the_first_batches_may_have_budgets_of_their_own():
-    nbytes = np.full(9, 10, np.int64)
-    assert cut_batches(nbytes, 40, [10, 25]) == [(0, 1), (1, 3), (3, 7), (7, 9)]
-    assert cut_batches(nbytes[:2], 40, [5, 25]) == [(0, 1), (1, 2)]

@@ -9,8 +9,8 @@ from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, small_batches, stored
 from gpushard.devices import sink
 from gpushard.devices.payload import ring
-from gpushard.options import MIB, Options
-from gpushard.reading import joining, ranges
+from gpushard.options import Options
+from gpushard.reading import ranges
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 
@@ -20,10 +20,10 @@ SHAPE = (120, 80)
 def joins_and_fetches(monkeypatch, place, encoded_nbytes, selections, ahead=None):
     """Whether ranges are joined or fetched, in order, and the requests of fetches."""
     happened, fetched = [], []
-    coalesce, fetch = joining.coalesce, ring.fetch_wanted
+    coalesce, fetch = ranges.coalesce, ring.fetch_wanted
     with monkeypatch.context() as patch:
 
-        def join(*columns, **how):
+        def joining(*columns, **how):
             happened.append("join")
             return coalesce(*columns, **how)
 
@@ -32,10 +32,9 @@ def joins_and_fetches(monkeypatch, place, encoded_nbytes, selections, ahead=None
             fetched.append([(r.key, r.start, r.stop) for r in requests])
             return fetch(source, requests)
 
-        patch.setattr(joining, "coalesce", join)
+        patch.setattr(ranges, "coalesce", joining)
         patch.setattr(ring, "fetch_wanted", fetching)
-        for module in (joining, ranges):
-            patch.setattr(module, "AHEAD_BATCHES", ahead or joining.AHEAD_BATCHES)
+        patch.setattr(ranges, "_AHEAD_BATCHES", ahead or ranges._AHEAD_BATCHES)
         patch.setattr(sink.Budget, "of", lambda *_, **__: small_batches(encoded_nbytes))
         a = gpushard.open_array(place, options=Options(threads=1))
         read_on_device(a, [selection(a.shape) for selection in selections], emulated())
@@ -46,15 +45,12 @@ def every_third_row(shape):
     return expressions.basic((slice(1, None, 3),), shape)
 
 
-@pytest.mark.parametrize("rises", [False, True])
 @pytest.mark.parametrize("encoded_nbytes", [300, 1000, 2500, 100_000])
 @pytest.mark.parametrize("chain", ["none", "zstd"])
 @pytest.mark.parametrize("selections", [[whole], [every_third_row, whole]])
 def test_batches_joined_in_turn_are_those_of_all_ranges_together(
-    tmp_path, monkeypatch, chain, encoded_nbytes, selections, rises
+    tmp_path, monkeypatch, chain, encoded_nbytes, selections
 ):
-    if rises:
-        monkeypatch.setattr(sink, "_LEAST_NBYTES", 1)
     stored(tmp_path, CHAINS[chain], SHAPE)
     what = monkeypatch, tmp_path, encoded_nbytes, selections
     _, together = joins_and_fetches(*what, ahead=10**9)
@@ -75,23 +71,3 @@ def test_a_batch_takes_as_many_shards_as_its_slot_has_room_for(tmp_path, monkeyp
     part = expressions.basic((slice(0, 96),), (128, 40))
     _, fetched = joins_and_fetches(monkeypatch, tmp_path, 2560, [lambda _: part])
     assert [len(batch) for batch in fetched] == [2] * 6
-
-
-@pytest.mark.parametrize("ahead", [None, 10**9])
-@pytest.mark.parametrize("chain", ["none", "zstd"])
-def test_a_device_that_decodes_gets_less_at_first(tmp_path, monkeypatch, chain, ahead):
-    monkeypatch.setattr(sink, "_LEAST_NBYTES", 1000)
-    stored(tmp_path, CHAINS[chain], (240, 160))
-    what = monkeypatch, tmp_path, 4000
-    _, fetched = joins_and_fetches(*what, [whole, whole], ahead)
-    sizes = [sum(stop - start for _, start, stop in batch) for batch in fetched]
-    most = [1000, 2000] if chain == "zstd" else []
-    for nbytes, limit in zip(sizes, most, strict=False):
-        assert limit / 2 < nbytes <= limit
-    assert all(2000 < nbytes <= 4000 for nbytes in sizes[len(most) : -1])
-
-
-def test_small_batches_do_not_rise():
-    assert list(sink._rise(64 * MIB)) == [16 * MIB, 32 * MIB]
-    assert list(sink._rise(60 * MIB)) == [30 * MIB]
-    assert list(sink._rise(16 * MIB)) == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,9 +40,6 @@ _log = logging.getLogger("gpushard.devices")
 # host longer than the GPU (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
 _ENOUGH_ROWS, _ENOUGH_NBYTES = 4096, 64 * MIB
 MAX_ROWS = 16384
-# The device has nothing to decode until a first batch was fetched. So the first ones
-# are smaller, as far as the host's work for a batch takes no longer than its fetch.
-_RISE, _LEAST_NBYTES = (4, 2), 16 * MIB
 
 
 class DeviceSink:
@@ -91,7 +87,6 @@ class DeviceSink:
             self.fetch, self.fetch_label = fetch.fetch, fetch.label
             self._give_back = fetch.give_back
             self.batch_nbytes = fetch.batch_nbytes
-            self.rise = _rise(fetch.batch_nbytes if decodes and chain.steps else 0)
             self._make_lanes(budget)
             self._upload_tables(targets, entries)
         except BaseException:
@@ -286,12 +281,6 @@ class DeviceSink:
             return slice(None)  # of no copy
         target = self._targets.grouping.of_part[block.part[columns]]
         return np.argsort(target, kind="stable")
-
-
-def _rise(batch_nbytes: int) -> deque[int]:
-    """Sizes of the first batches; see `Sink.rise`."""
-    first = [batch_nbytes // part for part in _RISE]
-    return deque(nbytes for nbytes in first if nbytes >= _LEAST_NBYTES)
 
 
 @contextmanager

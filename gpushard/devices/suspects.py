@@ -90,8 +90,7 @@ class _LookingSink:
 
     def __init__(self, blocks: Sequence[ShardBlock]) -> None:
         self._blocks = blocks
-        host = HostSink((), ())
-        self.fetch, self.rise = host.fetch, host.rise
+        self.fetch = HostSink((), ()).fetch
 
     def direct(self, job: Job) -> SelfReader:
         """Leave over those blocks of the whole job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -91,14 +90,6 @@ class Sink(Protocol):
 
         If None, answers stay valid after the context of `fetch` has ended, and are
         uint8, shape (n_bytes,), host. So several tasks may place parts of one answer.
-        """
-        ...
-
-    @property
-    def rise(self) -> deque[int]:
-        """Sizes of its next tasks that are to be smaller than `batch_nbytes`.
-
-        Whoever cuts a task takes its size out.
         """
         ...
 

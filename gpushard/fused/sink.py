@@ -46,7 +46,7 @@ class FusedSink:
         self._host = host
         self._runner = runner
         self._landings = landings
-        self.fetch, self.rise = host.fetch, host.rise
+        self.fetch = host.fetch
         self.batch_nbytes = None
 
     def direct(self, job: Job) -> SelfReader | None:

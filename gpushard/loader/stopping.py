@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,11 +68,6 @@ class _StoppableSink:
     def batch_nbytes(self) -> int | None:
         """See `Sink`."""
         return self.sink.batch_nbytes
-
-    @property
-    def rise(self) -> deque[int]:
-        """See `Sink`."""
-        return self.sink.rise
 
     def direct(self, job: Job) -> SelfReader | None:
         """See `Sink`."""

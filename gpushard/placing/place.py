@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -37,7 +36,6 @@ class HostSink:
     def __init__(self, parts: Sequence[Part], outs: Sequence[NDArray[Any]]) -> None:
         self._parts = parts
         self._outs = outs
-        self.rise: deque[int] = deque()
 
     @cached_property
     def _targets(self) -> list[Target]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -149,20 +147,16 @@ def _running_stop(source: Ints, stop: Ints) -> Ints:
     return reach
 
 
-def cut_batches(
-    nbytes: Ints, budget_nbytes: int, first_nbytes: Sequence[int] = ()
-) -> list[tuple[int, int]]:
+def cut_batches(nbytes: Ints, budget_nbytes: int) -> list[tuple[int, int]]:
     """Half-open runs of requests, each of at most `budget_nbytes` or one request.
 
-    `nbytes`: int64, shape (n_requests,), memory that each request takes. `first_nbytes`
-    are the budgets of the first runs, if theirs differ.
+    `nbytes`: int64, shape (n_requests,), memory that each request takes.
     """
     total: NDArray[np.int64] = np.cumsum(nbytes)
     batches: list[tuple[int, int]] = []
     first, spent = 0, 0
-    budgets = chain(first_nbytes, repeat(budget_nbytes))
     while first < len(nbytes):
-        last = int(np.searchsorted(total, spent + next(budgets), side="right"))
+        last = int(np.searchsorted(total, spent + budget_nbytes, side="right"))
         last = max(last, first + 1)
         batches.append((first, last))
         spent = int(total[last - 1])

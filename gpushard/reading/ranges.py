@@ -26,18 +26,19 @@ from gpushard.fetching.pieces import cut_rows
 from gpushard.fetching.ranged import Located, RangedBlock
 from gpushard.placing.kept_rows import claim, find_kept, placing_tasks
 from gpushard.planning.blocks import Planned, ShardBlock
-from gpushard.planning.coalesce import Requests, coalesce
+from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.planning.spans import byte_spans
-from gpushard.reading.joining import (
-    AHEAD_BATCHES,
-    batches_of,
-    copied_nbytes,
-    joined,
-    joined_in_turn,
-)
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
 from gpushard.workers import Opener, Task, Work
+
+# Overhead of a request, in bytes: a batch of tiny requests is many objects.
+_REQUEST_NBYTES = 64
+# In a batch for a device, ranges keep their offset in a line of so many bytes.
+_LINE_NBYTES = 64
+# Batches for a device that are planned together. The two first ones are waited for: one
+# piece of work is not begun before the next one shows whether there are several.
+_AHEAD_BATCHES = 2
 
 
 def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
@@ -81,10 +82,10 @@ def _divided(
         spans[:, rows] = start, stop
     wanted_nbytes = int((stop - start).sum())
     share = job.batch_nbytes(wanted_nbytes, n_workers)
-    if job.sink.batch_nbytes is None or wanted_nbytes <= AHEAD_BATCHES * share:
-        divided = iter([joined(job, shard, start, stop, share)])
+    if job.sink.batch_nbytes is None or wanted_nbytes <= _AHEAD_BATCHES * share:
+        divided = iter([_joined(job, shard, start, stop, share)])
     else:
-        divided = joined_in_turn(job, shard, start, stop, share)
+        divided = _joined_in_turn(job, shard, start, stop, share)
     for requests in divided:
         order = requests.order if is_all else rows[requests.order]
         yield spans, requests._replace(order=order)
@@ -93,6 +94,48 @@ def _divided(
 def _at(column: Ints, rows: Ints) -> Ints:
     """A column at ascending, different `rows`; the column itself if these are all."""
     return column if len(rows) == len(column) else column[rows]
+
+
+def _joined(
+    job: Job, shard: Ints, start: Ints, stop: Ints, share_nbytes: int
+) -> Requests:
+    """Requests for byte ranges of shards, for tasks of `share_nbytes` bytes."""
+    costs = job.source.store.costs
+    return coalesce(
+        shard,
+        start,
+        stop,
+        gap_nbytes=costs.gap_nbytes,
+        max_request_nbytes=_max_request_nbytes(job, share_nbytes),
+        is_bound=costs.bounds_requests,
+    )
+
+
+def _joined_in_turn(
+    job: Job, shard: Ints, start: Ints, stop: Ints, batch_nbytes: int
+) -> Iterator[Requests]:
+    """As `_joined`, the requests of a few batches at a time.
+
+    So the first batches are fetched while others are joined. All batches but the last
+    are full, as if all requests had been joined together.
+    """
+    n_rows = len(shard)
+    ends = np.append(np.flatnonzero(shard[1:] != shard[:-1]) + 1, n_rows)
+    total = np.cumsum(stop - start)[ends - 1]
+    first, spent, left = 0, 0, np.empty(0, np.int64)
+    while first < n_rows:
+        ahead = spent + _AHEAD_BATCHES * batch_nbytes
+        n = min(int(np.searchsorted(total, ahead, side="right")), len(ends) - 1)
+        last, spent = int(ends[n]), int(total[n])
+        some = np.concatenate([left, np.arange(first, last)])
+        requests = _joined(job, shard[some], start[some], stop[some], batch_nbytes)
+        requests = requests._replace(order=some[requests.order])
+        if last < n_rows:
+            n_full, _ = cut_batches(_taken_nbytes(job, requests), batch_nbytes)[-1]
+            left = requests.order[requests.bounds[n_full] :]
+            requests = requests.first(n_full)
+        yield requests
+        first = last
 
 
 def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
@@ -106,8 +149,8 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
     if share is None:
         start, stop = ranged.spans
         share = job.batch_nbytes(int((stop - start).sum()), n_workers)
-    copied = copied_nbytes(job, ranged)
-    for first, last in batches_of(job, requests, share):
+    copied = _copied_nbytes(job, ranged)
+    for first, last in cut_batches(_taken_nbytes(job, requests), share):
         nbytes = int(requests.nbytes[first:last].sum())
         if job.sink.batch_nbytes is not None:
             nbytes = 0  # it waits for a slot, and the slots are all there is
@@ -115,6 +158,44 @@ def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Wo
             widest = int(copied[first:last].max())
             nbytes += min(nbytes, n_workers * widest)
         yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+
+
+def _taken_nbytes(job: Job, requests: Requests) -> Ints:
+    """Part of a batch that each request takes."""
+    if job.sink.batch_nbytes is None:
+        return requests.nbytes + _REQUEST_NBYTES
+    first = requests.start & -_LINE_NBYTES
+    return ((requests.stop + _LINE_NBYTES - 1) & -_LINE_NBYTES) - first
+
+
+def _copied_nbytes(job: Job, ranged: RangedBlock) -> Ints | None:
+    """Most bytes of each request that one thread copies; None if none are copied.
+
+    An inner chunk of plain elements that is fetched in part is copied to its place in
+    memory for the whole inner chunk.
+    """
+    if job.source.raw_strides is None or job.sink.batch_nbytes is not None:
+        return None
+    requests, located = ranged.requests, ranged.located
+    start, stop = ranged.spans[:, requests.order]
+    nbytes = stop - start
+    whole = (located.stop - located.start)[requests.order]
+    nbytes[nbytes == whole] = 0
+    return np.maximum.reduceat(nbytes, requests.bounds[:-1])
+
+
+def _max_request_nbytes(job: Job, share_nbytes: int) -> int:
+    """Size above which a request is cut, if a task takes `share_nbytes` bytes."""
+    in_shares = job.source.store.costs.reads_in_shares
+    if in_shares and job.sink.batch_nbytes is not None:
+        # A thread that is given a range waits for the interpreter's lock, so few
+        # threads read long ranges of a batch.
+        costs, room = job.source.store.costs, job.source.room
+        alone = max(share_nbytes // costs.concurrency, costs.max_request_nbytes)
+        return max(1, min(alone, share_nbytes, room.most_request_nbytes))
+    if in_shares or job.sink.batch_nbytes is not None:
+        return min(job.max_request_nbytes, share_nbytes)
+    return job.max_request_nbytes
 
 
 def _wanted_ranges(
