@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import itertools
 import threading
@@ -29,9 +31,10 @@ from device_fetch_cases import (
 from gpushard.devices import deciding, relayed, sink
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.placement import Rates
-from gpushard.devices.relayed import Hands, Pieces
-from gpushard.devices.spares import Spares
-from gpushard.fused import choice
+from gpushard.devices.relayed import Hands, Pieces, Shared
+from gpushard.fused import choice, libraries
+from gpushard.fused.libraries import new_mutex
+from gpushard.fused.room import address_of
 from gpushard.options import MIB
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
@@ -196,16 +199,11 @@ def test_without_loops_or_a_copier_the_ring_reads(tmp_path, device, monkeypatch)
 
 def test_without_memory_to_pin_the_ring_reads(tmp_path, device, monkeypatch):
     values = stored(tmp_path, CHAINS["zstd"])
-    monkeypatch.setattr(relayed, "_PIECE_NBYTES", 2**20)
-    is_hand = 2 * 2**20
-    pinned = device.allocate_pinned
 
-    def refused(nbytes):
-        if nbytes == is_hand:
-            raise gpushard.DeviceMemoryError("no more can be pinned")
-        return pinned(nbytes)
+    def refuse(_):
+        raise gpushard.DeviceMemoryError("no more can be pinned")
 
-    monkeypatch.setattr(device, "allocate_pinned", refused)
+    monkeypatch.setattr(relayed.Hands, "_make", refuse)
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)
     assert "n_relayed_requests" not in job.tally.counts
@@ -227,42 +225,74 @@ def test_fewer_hands_do_where_no_more_can_be_had(tmp_path, device, monkeypatch):
     assert job.tally.counts["n_relayed_requests"]
 
 
-class SlowLoops:
-    """Relay nothing: a hand of batch 1 waits for batch 2, the others do not."""
-
-    def __init__(self):
-        self.has_second_begun = threading.Event()
-        self.n_slow = itertools.count()
-
-    def relay_words(self, common):
-        return common
-
-    def relay(self, words):
-        if words.stream == 2:
-            self.has_second_begun.set()
-        elif next(self.n_slow) == 0:
-            assert self.has_second_begun.wait(30)
+def batch_of(file, device):
+    """What two hands are told of a batch of two pieces, and what must be kept."""
+    hands = Hands(device, device.copier, 2, 64)
+    places = np.array([0, 64])
+    pieces = Pieces.cut(np.full(2, file.fileno()), places, np.full(2, 64), places, 64)
+    target, shared = device.allocate(128), Shared.of(pieces)
+    common = relayed._common(pieces, shared, hands)
+    common = common._replace(target=target.address, stream=device.create_stream())
+    relays = [relayed._with(hand, common) for hand in hands.some(2)]
+    return relays, (shared, pieces, target, hands)
 
 
-def test_the_next_batch_begins_once_a_hand_has_no_piece_left(device):
-    loops, hands = SlowLoops(), Hands(device, device.copier, 2, 64)
-    turn = Spares([hands])
-    piece = Pieces(np.zeros((1, 4), np.int64), np.array([0, 1]))
+def test_the_next_batch_begins_once_no_piece_is_left_to_claim(tmp_path, device):
+    callers, has_joined = [], threading.Event()
+    has_second_begun = threading.Event()
 
-    def relay(stream):
-        with turn.one_for_now() as (mine, end_turn):
-            relayed._relay(loops, (stream, 0), piece, mine, 2, end_turn)
+    def before_bytes():
+        if threading.get_ident() == callers[0]:  # it waits for the other thread
+            assert has_joined.wait(30)
+        elif not has_joined.is_set():  # which takes its time for a piece
+            has_joined.set()
+            assert has_second_begun.wait(30)
+        else:
+            has_second_begun.set()
 
-    with ThreadPoolExecutor(2) as pool:
-        for batch in [pool.submit(relay, stream) for stream in (1, 2)]:
+    device.copier.before_bytes = before_bytes
+    loops, turn = choice.relay_loops(OPTIONS, 1), new_mutex()
+    (tmp_path / "a").write_bytes(bytes(128))
+
+    def relay(relays):
+        callers.append(threading.get_ident())
+        loops.relay(relays, address_of(turn))
+
+    with (tmp_path / "a").open("rb") as file, ThreadPoolExecutor(2) as pool:
+        first, second = batch_of(file, device), batch_of(file, device)
+        batches = [pool.submit(relay, first[0])]
+        assert has_joined.wait(30)
+        batches.append(pool.submit(relay, second[0]))
+        for batch in batches:
             batch.result()
+    for _, (shared, *_) in (first, second):
+        assert shared.outcomes.tolist() == [0, 0]
+
+
+def test_a_batch_is_relayed_though_no_thread_can_begin(tmp_path, device, monkeypatch):
+    n_asked = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_uint64] * 4)
+    def refuse(*_):
+        n_asked.append(1)
+        return errno.EAGAIN
+
+    create = ctypes.cast(refuse, ctypes.c_void_p).value
+    calls = libraries.thread_calls()._replace(create=create)
+    monkeypatch.setattr("gpushard.fused.loading.thread_calls", lambda: calls)
+    values = stored(tmp_path, CHAINS["zstd"])
+    results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
+    assert_same_bits(results[0], values)
+    assert job.tally.counts["n_relayed_requests"]
+    assert n_asked
 
 
 def test_hands_are_made_once_for_all_batches(device):
     hands = Hands(device, device.copier, 3, 64)
-    assert [hands.prepare(n) for n in (2, 1, 3, 3)] == [2, 1, 3, 3]
-    with hands.idle.one() as a, hands.idle.one() as b, hands.idle.one() as c:
-        assert len({hand.events[0].handle for hand in (a, b, c)}) == 3
+    two, one, three = hands.some(2), hands.some(1), hands.some(3)
+    assert three[:2] == two
+    assert two[:1] == one
+    assert len({hand.events[0].handle for hand in three}) == 3
 
 
 # Who decodes

@@ -15,6 +15,7 @@ from device_fetch_cases import (
     stored,
 )
 from gpushard.devices import relayed
+from gpushard.fused import loading
 from gpushard.selecting.selection import whole
 from relaying_cases import OPTIONS, in_small_batches, opened, relaying, use_small_pieces
 from zarr_oracle import assert_same_bits
@@ -166,17 +167,16 @@ def test_an_interrupt_leaves_no_thread_behind(tmp_path, device, monkeypatch):
     values = stored(tmp_path, CHAINS["zstd"], SHAPE)
     in_small_batches(monkeypatch)
     a = opened(tmp_path)
-    real = relayed._relay
+    real = loading.Compiled.relay
     n_left = iter([1, 1])
 
     def interrupted(*arguments):
-        found = real(*arguments)
+        real(*arguments)
         if not next(n_left, 0):
             raise KeyboardInterrupt
-        return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(relayed, "_relay", interrupted)
+        patch.setattr(loading.Compiled, "relay", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read_on_device(a, [whole(a.shape)], device)
     assert device.is_idle

@@ -2,14 +2,14 @@
 
 The ring reads a whole batch and then copies it. That writes the batch to the host's
 memory, which the bus then reads, and its threads take the interpreter's lock for each
-range. Small pieces stay in the processor's cache until the bus has them, and a thread
-takes the lock once for its share of a batch
+range. Small pieces stay in the processor's cache until the bus has them, and the
+threads of a batch begin and end without the lock
 (docs/decisions/2026-11-28-relays-instead-of-a-ring.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import are_loaded, relay_loops
 from gpushard.fused.columns import LEFT, Relay
-from gpushard.fused.libraries import pread_address
+from gpushard.fused.libraries import new_mutex, pread_address
 from gpushard.fused.room import address_of
 from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB, MIB
@@ -38,7 +38,6 @@ from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore, holds_plain_files
-from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
     from gpushard.fused.loading import Compiled
@@ -50,6 +49,8 @@ _MOST_THREADS, _PIECE_NBYTES = 8, 4 * MIB
 # To read less takes no longer than to hand it to a thread.
 _SHARE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 256 * KIB
 _N_BUFFERS = 2
+# Of the batch that is relayed, and of the one whose last pieces are.
+_N_HANDS = 2
 # One for the hands, one for the ring.
 _LEAST_SLOTS = 2
 _CACHE_LINE = 64
@@ -93,6 +94,27 @@ class Pieces(NamedTuple):
         return cls(np.ascontiguousarray(np.vstack((ranges, start)).T), cuts)
 
 
+class Shared(NamedTuple):
+    """What the threads that relay a batch write to.
+
+    Attributes
+    ----------
+    outcomes
+        int64, shape (n_pieces,). See `fused.columns.CUT_SHORT`.
+    counter
+        int64. The piece to claim next comes first.
+    """
+
+    outcomes: Ints
+    counter: Ints
+
+    @classmethod
+    def of(cls, pieces: Pieces) -> Shared:
+        """For pieces of which none was relayed yet."""
+        counter = np.zeros(2 * _CACHE_LINE // 8, np.int64)
+        return cls(np.full(len(pieces.cuts) - 1, LEFT), counter)
+
+
 class Hand(NamedTuple):
     """What a thread relays with.
 
@@ -112,20 +134,12 @@ class Hand(NamedTuple):
 
 
 class Hands:
-    """The hands of a read, made when they are first of use.
-
-    Once a batch has no piece left for one of them, the next batch has its turn, so that
-    the bus does not wait for the last pieces of a batch.
+    """The hands of a batch, made when they are first of use.
 
     Parameters
     ----------
     n_most, piece_nbytes
         Most hands, and the size of a buffer.
-
-    Attributes
-    ----------
-    idle
-        Hands that relay nothing.
     """
 
     def __init__(
@@ -133,27 +147,25 @@ class Hands:
     ) -> None:
         self.copier = copier
         self.n_most, self.piece_nbytes = n_most, piece_nbytes
-        self.idle: Spares[Hand] = Spares()
         self._device = device
-        self._n_made = 0
+        self._made: list[Hand] = []
 
     def n_worth(self, nbytes: int) -> int:
         """Number of hands that so many bytes are worth, at least one."""
         return min(max(nbytes // _SHARE_NBYTES, 1), self.n_most)
 
-    def prepare(self, n: int) -> int:
-        """Make hands until there are `n`; how many of them there are, at least one.
+    def some(self, n: int) -> list[Hand]:
+        """As many hands of `n` as can be had, at least one.
 
         Raises `DeviceMemoryError` if there is none.
         """
         try:
-            while self._n_made < n:
-                self.idle.put(self._make())
-                self._n_made += 1
+            while len(self._made) < n:
+                self._made.append(self._make())
         except DeviceMemoryError:
-            if not self._n_made:
+            if not self._made:
                 raise
-        return min(n, self._n_made)
+        return self._made[:n]
 
     def _make(self) -> Hand:
         buffers = self._device.allocate_pinned(_N_BUFFERS * self.piece_nbytes)
@@ -183,19 +195,22 @@ class _Opened(NamedTuple):
 
 
 class RelayFetch(DeviceFetch):
-    """Relays files in pieces, one batch after the other; see `DeviceFetch`."""
+    """Relays files in pieces, one batch after the other; see `DeviceFetch`.
+
+    A batch has all threads and the whole bus, so that it comes the sooner. Once it has
+    no piece left to claim, the next batch begins, with the other one of two `hands`.
+    """
 
     alignment = ALIGNMENT
 
-    def __init__(self, hands: Hands, handover: Handover, ring: Fetch) -> None:
-        label = f"relay of {hands.n_most} threads, else a {ring.label}"
+    def __init__(self, hands: Sequence[Hands], handover: Handover, ring: Fetch) -> None:
+        label = f"relay of {hands[0].n_most} threads, else a {ring.label}"
         super().__init__(handover, ring, label)
         self._device = handover.device
         handover.streams.append(self._device.create_stream())
         self._stream = handover.streams[-1]  # an interrupt here loses no stream
-        self._hands = hands
-        # One batch has all threads and the whole bus, so that it comes the sooner.
-        self._turn: Spares[Hands] = Spares([hands])
+        self._hands: Spares[Hands] = Spares(hands)
+        self._turn = new_mutex()
 
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
         """Has threads relay; None for little, many files, and until there are loops."""
@@ -219,45 +234,33 @@ class RelayFetch(DeviceFetch):
         """Relay the ranges, and check that no file was overwritten meanwhile."""
         places, target = np.array(addresses) - addresses[0], addresses[0]
         nbytes = sum(map(nbytes_of, opened.requests))
-        n = self._hands.n_worth(nbytes)
-        share = max(-(-nbytes // (_N_BUFFERS * n)), _LEAST_PIECE_NBYTES)
-        pieces = opened.pieces(places, min(self._hands.piece_nbytes, share))
-        to = self._stream, target
-        # All is laid out before, as the bus waits for the next one who has the turn.
-        with self._turn.one_for_now() as (hands, end_turn):
-            outcomes = _relay(opened.loops, to, pieces, hands, n, end_turn)
-        copied = self._device.record(self._stream)
-        opened.refuse_changed()
-        if outcomes.any():
-            _refuse(outcomes, self._hands.copier)
+        with self._hands.one() as hands:
+            n = hands.n_worth(nbytes)
+            share = max(-(-nbytes // (_N_BUFFERS * n)), _LEAST_PIECE_NBYTES)
+            pieces = opened.pieces(places, min(hands.piece_nbytes, share))
+            shared = Shared.of(pieces)
+            common = _common(pieces, shared, hands)
+            common = common._replace(target=target, stream=self._stream)
+            relays = [_with(hand, common) for hand in hands.some(n)]
+            opened.loops.relay(relays, address_of(self._turn))
+            copied = self._device.record(self._stream)
+            opened.refuse_changed()
+            if shared.outcomes.any():
+                _refuse(shared.outcomes, hands.copier)
         job.tally.add(n_relayed_requests=len(opened.requests))
         return copied
 
 
-def _relay(
-    loops: Compiled,
-    to: tuple[int, int],
-    pieces: Pieces,
-    hands: Hands,
-    n_hands: int,
-    end_turn: Callable[[], None],
-) -> Ints:
-    """Outcome of each piece, int64 of shape (n_pieces,), once all are queued.
-
-    `to` is the stream that copies, and the address of place 0 on the device. `end_turn`
-    is called as soon as a hand finds no piece left.
-    """
-    stream, target = to
-    outcomes = np.full(len(pieces.cuts) - 1, LEFT)
-    counter = np.zeros(2 * _CACHE_LINE // 8, np.int64)
-    common = Relay(
+def _common(pieces: Pieces, shared: Shared, hands: Hands) -> Relay:
+    """What all hands are told of a batch, except of its target."""
+    return Relay(
         address_of(pieces.cuts),
-        len(outcomes),
+        len(shared.outcomes),
         address_of(pieces.ranges),
-        address_of(outcomes),
-        address_of(counter),
-        target,
-        stream,
+        address_of(shared.outcomes),
+        address_of(shared.counter),
+        0,
+        0,
         0,
         hands.piece_nbytes,
         0,
@@ -266,27 +269,16 @@ def _relay(
         *hands.copier.calls,
         0,
     )
-    n_hands = hands.prepare(n_hands)
-    relay = partial(_relay_some, loops, common, end_turn)
-    run_side_by_side(relay, [hands.idle] * n_hands, hands.n_most)
-    return outcomes
 
 
-def _relay_some(
-    loops: Compiled, common: Relay, end_turn: Callable[[], None], idle: Spares[Hand]
-) -> None:
-    """Relay pieces with the next idle hand, until no piece is left."""
-    with idle.one() as hand:
-        words = loops.relay_words(
-            common._replace(
-                buffers=address_of(hand.buffers),
-                first_event=hand.events[0].handle,
-                second_event=hand.events[1].handle,
-                saved=address_of(hand.saved),
-            )
-        )
-        loops.relay(words)
-    end_turn()
+def _with(hand: Hand, common: Relay) -> Relay:
+    """What one hand is told."""
+    return common._replace(
+        buffers=address_of(hand.buffers),
+        first_event=hand.events[0].handle,
+        second_event=hand.events[1].handle,
+        saved=address_of(hand.saved),
+    )
 
 
 def _refuse(outcomes: Ints, copier: Copier) -> None:
@@ -315,7 +307,7 @@ def relay_budget(
         return None
     if not chain.steps and budget.n_slots >= 2 * _LEAST_SLOTS and are_loaded():
         budget = budget.of_plain_relays()
-    least_nbytes = max(_SHARE_NBYTES, _LEAST_PIECE_NBYTES * _N_BUFFERS)
+    least_nbytes = max(_SHARE_NBYTES, _LEAST_PIECE_NBYTES * _N_BUFFERS * _N_HANDS)
     has_room = budget.encoded_nbytes >= least_nbytes
     return budget if budget.n_slots >= _LEAST_SLOTS and has_room else None
 
@@ -334,10 +326,10 @@ def choose_fetch(handover: Handover, source: Source, chain: DeviceChain) -> Fetc
     relayed = relay_budget(device, source, chain, budget)
     if copier is None or relayed is None:
         return RingFetch(device, budget, why)
-    share_nbytes = relayed.encoded_nbytes // _N_BUFFERS
+    share_nbytes = relayed.encoded_nbytes // (_N_BUFFERS * _N_HANDS)
     n_hands = min(_MOST_THREADS, source.options.threads, usable_cpu_count())
     n_hands = max(1, min(n_hands, share_nbytes // _LEAST_PIECE_NBYTES))
     piece_nbytes = min(_PIECE_NBYTES, share_nbytes // n_hands)
-    hands = Hands(device, copier, n_hands, piece_nbytes)
+    hands = [Hands(device, copier, n_hands, piece_nbytes) for _ in range(_N_HANDS)]
     ring = RingFetch(device, replace(relayed, n_slots=relayed.n_slots - 1), why)
     return RelayFetch(hands, handover._replace(budget=relayed), ring)

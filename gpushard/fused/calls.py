@@ -229,6 +229,9 @@ call_close, call_errno = _function(32, (32,)), _function(64, ())
 call_upload = _function(32, (64, 64, 64, 64))
 call_record, call_wait = _function(32, (64, 64)), _function(32, (64,))
 call_context = _function(32, (64,))
+# thread, attributes, function, argument; thread, result; mutex
+call_create, call_join = _function(32, (64, 64, 64, 64)), _function(32, (64, 64))
+call_mutex = _function(32, (64,))
 # ctx, src, srcsize, dest, destsize
 call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize

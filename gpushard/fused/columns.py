@@ -90,7 +90,7 @@ SHARD_COLUMNS = 5
 # To place objects, as to place boxes in shares; but an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
 # and the words 1 and 4 are their distances from the first word.
-# To relay ranges, a `Relay` follows; the words 1 to 11 are 0.
+# To relay ranges, a `Relay` follows, or a `Team` that does; the words 1 to 11 are 0.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
 # follow, and the words 1 and 10 are their distance from the first word. Between the
 # `Planned` and the axes are words to place boxes and a `Decoder`.
@@ -103,7 +103,8 @@ SHARD_COLUMNS = 5
     READ_AXES,
     PLACE_OBJECTS,
     RELAY_RANGES,
-) = range(8)
+    RELAY_TOGETHER,
+) = range(9)
 WORDS = 12
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
@@ -273,6 +274,39 @@ class Relay(NamedTuple):
     set_context: int
     context: int
     saved: int
+
+
+class Team(NamedTuple):
+    """Threads that relay the pieces of one batch, without the interpreter.
+
+    The calling thread is one of them. It begins the others once it has its turn, ends
+    the turn as soon as no piece is left to claim, and returns when all have ended.
+
+    Attributes
+    ----------
+    n, words, words_nbytes
+        Number of threads, address of what the first one is told (`RELAY_RANGES`, with a
+        `Relay`), and bytes from that to the next one's.
+    loops
+        Address of the compiled function, which threads begin with.
+    threads
+        Address of int64 of shape (n,): memory for the system's handles (`pthread_t`).
+    turn
+        Address of a mutex that all batches of a read share.
+    create, join, lock, unlock
+        Addresses of the system's functions, see `libraries.ThreadCalls`.
+    """
+
+    n: int
+    words: int
+    words_nbytes: int
+    loops: int
+    threads: int
+    turn: int
+    create: int
+    join: int
+    lock: int
+    unlock: int
 
 
 class Planned(NamedTuple):

@@ -24,6 +24,7 @@ from gpushard.fused.columns import (
     READ_AXES,
     READ_BOX,
     RELAY_RANGES,
+    RELAY_TOGETHER,
     SHARD_COLUMNS,
     WORDS,
     WORK_AXES,
@@ -32,14 +33,16 @@ from gpushard.fused.columns import (
     Opener,
     Planned,
     Relay,
+    Team,
 )
 from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
-from gpushard.fused.relaying import relay_pieces
+from gpushard.fused.relaying import relay_pieces, relay_together
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
 _opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)
+_team = calls.tuple_at(Team)
 _N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
 
 
@@ -127,6 +130,9 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         task = calls.word(at, 0)
         if task == RELAY_RANGES:
             relay_pieces(_relay(at + 8 * WORDS))
+            return stamp
+        if task == RELAY_TOGETHER:
+            relay_together(_team(at + 8 * WORDS))
             return stamp
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
         base = at if task in (READ_BOX, READ_AXES) else 0

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpushard.codecs import libblosc2, libdeflate, libzstd
 from gpushard.fused.columns import (
     BLOSC,
@@ -32,6 +35,8 @@ _LIBZ = "libz.so.1"
 _WBITS = {ZLIB: 15, GZIP: 31}
 # The number of a system call (openat2(2)).
 _OPENAT2 = 437
+# More than a `pthread_mutex_t` has anywhere: 40 bytes on Linux, or 48.
+_MUTEX_NBYTES = 128
 # Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
@@ -105,6 +110,30 @@ def file_calls() -> FileCalls | None:
     if ctypes.get_errno() != errno.EINVAL:
         return None
     return FileCalls(*(_address(getattr(lib, name)) for name in names))
+
+
+class ThreadCalls(NamedTuple):
+    """Addresses of the system's functions for threads and mutexes (POSIX)."""
+
+    create: int
+    join: int
+    lock: int
+    unlock: int
+
+
+@cache
+def thread_calls() -> ThreadCalls:
+    """Functions by which loops begin threads of their own, and wait for them."""
+    lib = ctypes.CDLL(None)
+    names = ("create", "join", "mutex_lock", "mutex_unlock")
+    return ThreadCalls(*(_address(getattr(lib, f"pthread_{name}")) for name in names))
+
+
+def new_mutex() -> NDArray[np.uint8]:
+    """Memory of a mutex that nobody has, which must not move."""
+    memory = np.zeros(_MUTEX_NBYTES, np.uint8)
+    ctypes.CDLL(None).pthread_mutex_init(ctypes.c_void_p(memory.ctypes.data), None)
+    return memory
 
 
 def _address(function: Any) -> int:

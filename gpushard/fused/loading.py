@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -19,14 +20,17 @@ from gpushard.fused.columns import (
     PLAN_BOXES,
     PLAN_POINTS,
     RELAY_RANGES,
+    RELAY_TOGETHER,
     WORDS,
     Decoder,
     Opener,
     Planned,
     Relay,
+    Team,
     sorting_words,
 )
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
+from gpushard.fused.libraries import thread_calls
 from gpushard.fused.room import address_of
 from gpushard.fused.shares import Shares
 from gpushard.selecting.selection import Ints
@@ -36,6 +40,7 @@ _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
 _RELAYING = Struct(f"={WORDS + len(Relay._fields)}q").pack
+_TEAM = Struct(f"={WORDS + len(Team._fields)}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
@@ -56,6 +61,7 @@ class Compiled:
     """
 
     def __init__(self, address: int, holder: Any = None) -> None:
+        self._address = address
         self._run = _FUNCTION(address)
         self._holder = holder
 
@@ -90,14 +96,26 @@ class Compiled:
         """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""
         return self._run(words) == 1
 
-    @staticmethod
-    def relay_words(relay: Relay) -> bytes:
-        """What a thread is told for `relay`."""
-        return _RELAYING(RELAY_RANGES, *_NO_BOXES, *relay)
+    def relay(self, relays: Sequence[Relay], turn: int) -> None:
+        """Relay pieces in as many threads until none is left.
 
-    def relay(self, words: bytes) -> None:
-        """Claim and relay pieces until none is left (see `relaying.relay_pieces`)."""
-        self._run(words)
+        `turn` is the address of a mutex (see `columns.Team`). No thread is left when
+        this returns, and an interrupt waits for that.
+        """
+        told = b"".join(_RELAYING(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
+        words = np.frombuffer(told, np.int64)
+        n = len(relays)
+        threads = np.empty(n, np.int64)
+        team = Team(
+            n,
+            address_of(words),
+            words.nbytes // n,
+            self._address,
+            address_of(threads),
+            turn,
+            *thread_calls(),
+        )
+        self._run(_TEAM(RELAY_TOGETHER, *_NO_BOXES, *team))
 
     def plan_boxes(
         self,

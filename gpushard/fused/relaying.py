@@ -16,8 +16,12 @@ from gpushard.fused.columns import (
     RANGE_NBYTES,
     RANGE_OFFSET,
     RANGE_PLACE,
+    WORDS,
     Relay,
+    Team,
 )
+
+_relay_of = calls.tuple_at(Relay)
 
 
 @calls.inner
@@ -78,3 +82,20 @@ def relay_pieces(r: Relay) -> None:
     if calls.call_context(r.set_context, (r.context,)) == 0:
         _relay_all(r)
     calls.call_context(r.set_context, (calls.word(r.saved, 0),))
+
+
+@calls.inner
+def relay_together(t: Team) -> None:
+    """Relay the pieces of a batch in several threads; see `columns.Team`."""
+    calls.call_mutex(t.lock, (t.turn,))
+    n_begun = 1
+    while n_begun < t.n:
+        thread, words = t.threads + 8 * n_begun, t.words + n_begun * t.words_nbytes
+        # Those that there are do without the ones that the system refuses.
+        if calls.call_create(t.create, (thread, 0, t.loops, words)) != 0:
+            break
+        n_begun += 1
+    relay_pieces(_relay_of(t.words + 8 * WORDS))
+    calls.call_mutex(t.unlock, (t.turn,))
+    for k in range(1, n_begun):
+        calls.call_join(t.join, (calls.word(t.threads, k), 0))
