@@ -34,8 +34,8 @@ MAX_DOCUMENT_NBYTES = 64 * MIB
 MAX_PARSED_NBYTES = 256 * MIB
 
 _LARGEST = 2**62
-_LEFT_OPEN = frozenset(("memory_limit", "chunk_cache_nbytes"))
-_FRACTIONS = frozenset(("whole_object_fraction", "patience_s"))
+_LEFT_OPEN = frozenset(("memory_limit", "chunk_cache_nbytes", "device_patience_s"))
+_FRACTIONS = frozenset(("whole_object_fraction", "patience_s", "device_patience_s"))
 _BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "memory_limit": (1, _LARGEST),
@@ -53,6 +53,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_sharding_depth": (0, 64),
     "patience_s": (0.1, 86_400),
     "min_nbytes_per_s": (1, _LARGEST),
+    "device_patience_s": (0.1, 86_400),
 }
 """Smallest and largest value of each option."""
 LIMITS = ("max_chunk_nbytes", "max_index_nbytes", "max_sharding_depth", "memory_limit")
@@ -213,6 +214,10 @@ class Options:
         Slowest answer that is waited for: one of n bytes is given up ``patience_s + n /
         min_nbytes_per_s`` seconds after its request. 32 answers at a time come that
         slowly over a line of 16 Mbit/s.
+    device_patience_s
+        Seconds until gpushard gives up a GPU that does not end a batch, which takes
+        milliseconds (docs/damaged.md says why it may not). What you had queued there
+        before does not count. None waits without a limit.
     write
         How shards are written.
 
@@ -244,6 +249,7 @@ class Options:
     max_sharding_depth: int = 8
     patience_s: float = 15.0
     min_nbytes_per_s: int = 64 * KIB
+    device_patience_s: float | None = 60.0
     write: WriteOptions = field(default_factory=WriteOptions)
 
     def __post_init__(self) -> None:

@@ -97,19 +97,18 @@ def test_a_context_lost_to_a_stream_is_told_with_the_damage(
         shard.write_bytes(data)
     runtime = sys.modules["cupy"].cuda.runtime
 
-    def losing(name):
-        call = getattr(runtime, name)
+    query, ask = runtime.streamQuery, runtime.memGetInfo
 
-        def lost(*given):
-            found = call(*given)
-            if any(kind == "decode" for _, kind, _ in cupy.devices[0].log):
-                raise runtime.CUDARuntimeError(700)
-            return found
+    def is_lost():
+        return any(kind == "decode" for _, kind, _ in cupy.devices[0].log)
 
-        monkeypatch.setattr(runtime, name, lost)
+    def ask_lost():
+        if is_lost():
+            raise runtime.CUDARuntimeError(700)
+        return ask()
 
-    losing("streamSynchronize")
-    losing("memGetInfo")
+    monkeypatch.setattr(runtime, "streamQuery", lambda s: [query(s), 700][is_lost()])
+    monkeypatch.setattr(runtime, "memGetInfo", ask_lost)
     a = opened(tmp_path / "a")
     kind = CorruptShardError if is_damaged else DeviceError
     with pytest.raises(kind, match="start a new process") as raised:

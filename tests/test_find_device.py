@@ -18,6 +18,7 @@ import zarr
 import gpushard
 from gpushard.devices import cuda, find
 from gpushard.devices.cuda import CudaDevice
+from gpushard.devices.cuda_facts import cuda_facts
 from gpushard.devices.find import find_device
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
@@ -216,12 +217,12 @@ def test_a_lack_of_memory_leaves_the_device_usable(fakery):
 def test_an_error_that_stays_breaks_the_device_for_good(fakery):
     device = CudaDevice(0)
     fakery.fails_with = RefusalError(700, "cudaErrorIllegalAddress")
-    for call in (partial(device.copy, 0, 0, 1, 0), device.free_nbytes):
-        with pytest.raises(DeviceError, match=r"failed: .*IllegalAddress.*process"):
-            call()
+    with pytest.raises(DeviceError, match=r"failed: .*IllegalAddress.*process"):
+        device.copy(0, 0, 1, 0)
     fakery.fails_with = None
-    with pytest.raises(DeviceError, match=r"before.*IllegalAddress.*new process"):
-        device.check()
+    for call in (partial(device.copy, 0, 0, 1, 0), device.free_nbytes, device.check):
+        with pytest.raises(DeviceError, match=r"before.*IllegalAddress.*new process"):
+            call()
 
 
 def test_an_error_of_one_call_does_not_break_the_device(fakery):
@@ -242,11 +243,11 @@ def test_the_facts_name_every_gpu_and_the_driver(fakery):
     runtime.runtimeGetVersion = lambda: 12080
     properties = {"name": b"H200", "major": 9, "minor": 0, "totalGlobalMem": 1234}
     runtime.getDeviceProperties = lambda _: properties
-    facts = cuda.cuda_facts()
+    facts = cuda_facts()
     assert facts == {
         "driver": "13.1",
         "runtime": "12.8",
         "cuda:0": "H200, sm 9.0, 1,234 bytes",
     }
     fakery.fails_with = RefusalError(100, "cudaErrorNoDevice")
-    assert "cudaErrorNoDevice" in cuda.cuda_facts()["trouble"]
+    assert "cudaErrorNoDevice" in cuda_facts()["trouble"]

@@ -7,8 +7,11 @@ the GPU. So each case has a process of its own.
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -67,6 +70,54 @@ else:
 print(json.dumps(told), flush=True)
 """
 READ = "a[...].get()"
+# A kernel that never ends takes the place of the decoder's. It was run once before with
+# a flag that ends it: while it runs, the driver loads nothing. If `is_first`, the read
+# has all its own kernels to load, and memory to pin.
+STUCK = """
+import faulthandler, json, sys, time
+faulthandler.dump_traceback_later(HANGS_S, exit=True)
+import gpushard
+
+place, is_first = sys.argv[1], sys.argv[2] == "True"
+options = gpushard.Options(placement="device", device_patience_s=PATIENCE_S)
+SPINS
+if not is_first:
+    gpushard.open_array(place + "-intact", device="cuda:0", options=options)[...]
+a = gpushard.open_array(place, device="cuda:0", options=options)
+begin()
+told = {}
+try:
+    a[...]
+except gpushard.GpushardError as error:
+    cause = error.__cause__ or error
+    told = {"error": type(error).__name__, "said": str(error), "cause": str(cause)}
+    told["inner_chunk"] = error.inner_chunk
+told["at"] = time.time()
+print(json.dumps(told), flush=True)
+sys.exit(7)
+"""
+SPINS = """
+import ctypes, cupy
+from gpushard.devices.nvcomp import Nvcomp
+
+code = 'extern "C" __global__ void spin(const volatile int* ends) { while (!*ends) {} }'
+kernel = cupy.RawKernel(code, "spin")
+never, at_once = cupy.zeros(1, "int32"), cupy.ones(1, "int32")
+kernel((1,), (1,), (at_once,))
+cupy.cuda.runtime.deviceSynchronize()
+
+def spin(self, algorithm, tables, temp, temp_nbytes, stream):
+    cupy.cuda.runtime.setDevice(0)
+    address = ctypes.c_void_p(never.data.ptr)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(address))
+    cupy.cuda.driver.launchKernel(
+        kernel.kernel.ptr, 1, 1, 1, 1, 1, 1, 0, stream, ctypes.addressof(parameters), 0
+    )
+
+def begin():
+    Nvcomp.decompress_async = spin
+"""
+PATIENCE_S, ENDS_S = 2, 20
 LOAD = """np.concatenate(
         [b.get() for b in gpushard.Loader(a, batch_size=64, on_error="skip")]
     )"""
@@ -162,3 +213,49 @@ def test_a_loader_skips_damaged_samples_or_names_them(tmp_path, part):
         assert "samples 0, 1, 2, 3" in told["notes"][0]
         return
     np.testing.assert_array_equal(np.load(result), values[CHUNK:])
+
+
+def is_told(text):
+    """Whether a device was given up, says who did it or another thread."""
+    return re.search(f"not ended (for|after) {PATIENCE_S} seconds", text) is not None
+
+
+def damaged_beside_intact(place):
+    """An array with a damaged inner chunk, and another one without."""
+    damaged(place, "gzip", 500)
+    intact = place.with_name(f"{place.name}-intact")
+    shutil.copytree(place, intact)
+    damage_inner_chunks(intact / "c/0/0", [1], 500)  # the same bits again
+
+
+def stuck_outcome(place, *, is_first, spins=SPINS):
+    """What a process was told that read while a kernel never ended; how it ended.
+
+    The seconds from then on to its end, and its exit status.
+    """
+    script = STUCK.replace("SPINS", spins).replace("HANGS_S", str(HAS_S - 5))
+    script = script.replace("PATIENCE_S", str(PATIENCE_S))
+    command = [sys.executable, "-c", script, str(place), str(is_first)]
+    out, err = place.with_suffix(".out"), place.with_suffix(".err")
+    with out.open("w") as told, err.open("w") as trouble:
+        child = subprocess.Popen(command, stdout=told, stderr=trouble)
+    try:
+        child.wait(HAS_S)
+    except subprocess.TimeoutExpired:
+        child.kill()  # not waited for: it may be held up in the driver
+    ended = time.time()
+    sys.stdout.write(out.read_text() + err.read_text()[-9000:])
+    told = json.loads(out.read_text().splitlines()[-1])
+    return told, ended - told["at"], child.returncode
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_kernel_that_never_ends_ends_the_read_and_not_the_process(tmp_path, is_first):
+    damaged_beside_intact(tmp_path / "a")
+    told, ends_s, status = stuck_outcome(tmp_path / "a", is_first=is_first)
+    assert is_told(told["cause"])
+    assert told["error"] in ("CorruptShardError", "ChecksumError")
+    assert "start a new process" in told["said"]
+    assert tuple(told["inner_chunk"]) == VICTIM
+    assert ends_s < ENDS_S
+    assert status == 7

@@ -27,6 +27,7 @@ TESTS = {
     "damage_before_the_decoder_is_named_and_changes_nothing_else": "damage",
     "a_stream_that_decodes_to_more_changes_nothing_else": "damage",
     "a_loader_skips_damaged_samples_or_names_them": "damage",
+    "a_kernel_that_never_ends_ends_the_read_and_not_the_process": "damage",
     "batches_are_those_of_the_host": "loader",
     "tensors_are_on_the_gpu_in_the_same_memory": "loader",
 }

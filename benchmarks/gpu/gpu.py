@@ -66,7 +66,7 @@ class CudaMachine:
 
     def facts(self) -> dict[str, Any]:
         """GPU, driver and runtime."""
-        from gpushard.devices.cuda import cuda_facts
+        from gpushard.devices.cuda_facts import cuda_facts
 
         return {**cuda_facts(), "decoder": self.device.decoder.label}
 

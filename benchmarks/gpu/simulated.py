@@ -210,6 +210,14 @@ class SimulatedDevice:
         """See `Device`."""
         self._library.held.gs_await(stream, event.handle)
 
+    def limit_waits(
+        self, stream: int, limit_s: float | None, entries: Sequence[Any]
+    ) -> None:
+        """Set no limit: all work ends."""
+
+    def keep(self, *things: Any) -> None:
+        """Keep nothing: the device is never given up."""
+
     def wait(self, event: Any) -> None:
         """See `Device`."""
         self._library.free.gs_wait(event.handle)

@@ -247,10 +247,21 @@ class Device(Protocol):
         """Make work queued on `stream` from now on wait for `event`."""
         ...
 
+    def limit_waits(
+        self, stream: Stream, limit_s: float | None, entries: Sequence[Event]
+    ) -> None:
+        """Give the device up if work on `stream` takes longer than `limit_s` seconds.
+
+        The time of a wait for the stream, or for its events, begins once `entries` are
+        done. The limit ends as the stream is released.
+        """
+        ...
+
     def wait(self, event: Event) -> None:
         """Block the host until `event` is done.
 
-        Raises `DeviceError` if work failed; the device cannot be used any more.
+        Raises `DeviceError` if work failed, or if the device is given up because work
+        does not end; the device cannot be used any more.
         """
         ...
 
@@ -258,12 +269,21 @@ class Device(Protocol):
         """Block the host until all work on `stream` is done; raises as `wait`."""
         ...
 
+    def keep(self, *things: Any) -> None:
+        """Keep the owners of memory for good if work that uses it may never end.
+
+        Only a device that was given up keeps any, and so it does with all memory that
+        `allocate` and `allocate_pinned` gave.
+        """
+        ...
+
 
 def wait_out(device: Device, streams: Sequence[Stream]) -> None:
     """Wait until no work is under way on streams, and ignore whether it failed.
 
     Call it before memory is given back that such work may use. Interrupts do not end
-    the wait; the last one is raised afterwards.
+    the wait; the last one is raised afterwards. If the device is given up, work may go
+    on, and the memory is kept.
     """
 
     def wait() -> None:

@@ -55,6 +55,8 @@ class BatchCompressor:
     limit_nbytes
         Device memory that a batch may take with its scratch. nvCOMP's Zstd asks for
         half a gigabyte even for four bytes (NVIDIA/nvcomp#113).
+    patience_s
+        As `Options.device_patience_s`.
 
     Attributes
     ----------
@@ -69,8 +71,10 @@ class BatchCompressor:
         chunk_nbytes: int,
         batch_nbytes: int,
         limit_nbytes: int,
+        patience_s: float | None,
     ) -> None:
         self._device = device
+        self._patience_s = patience_s
         self._algorithm = algorithm
         self.chunk_nbytes = chunk_nbytes
         encoder = device.decoder
@@ -115,6 +119,7 @@ class BatchCompressor:
         device = self._device
         run = _Run(device, len(batch))
         try:
+            device.limit_waits(run.stream, self._patience_s, ready)
             for event in ready:
                 device.await_event(run.stream, event)
             inputs = run.memory(len(batch) * self._pitch)

@@ -1,7 +1,7 @@
 """A CUDA device, used through CuPy: its allocator, its streams and its NVRTC.
 
-Only this module imports CuPy. CuPy's functions take Python integers, not NumPy ones.
-Nothing waits for the whole device.
+Only this module and `cuda_facts` import CuPy. CuPy's functions take Python integers,
+not NumPy ones. Nothing waits for the whole device, and no wait is without an end.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
-from importlib.util import find_spec
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -25,13 +24,15 @@ from gpushard.devices.base import (
     RowCopy,
     Stream,
 )
-from gpushard.devices.cuda_copies import CudaCopier, copy_calls
+from gpushard.devices.cuda_copies import CudaCopier, copy_calls, query_calls
+from gpushard.devices.cuda_facts import version_text
 from gpushard.devices.cuda_modules import CudaModules, architecture_for
+from gpushard.devices.endless import DeviceMemory, Endless
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
-from gpushard.devices.watch import Watch
+from gpushard.devices.waiting import Mark, Waits
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 OLDEST_CAPABILITY = (7, 5)
@@ -85,10 +86,14 @@ class CudaDevice:
         self._modules = CudaModules(cupy.cuda, architecture, self.label)
         self._streams: list[Any] = []  # keeps them alive: a dropped stream is destroyed
         self._idle_streams: list[Stream] = []
-        self._watch = Watch(self.label)
         self._broken_by = ""
+        self._endless = Endless()
         self._rates: Mapping[str, Rates] | None = None
         self.copier: Copier | None = self._find_copier()
+        with self._current():
+            self._waits = Waits(
+                self._runtime, query_calls(), self.label, self.check, self._give_up
+            )
         with self._current():  # for allocations only
             self._own_stream: Any = cupy.cuda.Stream(non_blocking=True)
 
@@ -112,7 +117,7 @@ class CudaDevice:
             raise UnsupportedError(
                 f"{library.path} is for a newer driver",
                 expected=f"a driver for CUDA {library.cuda_major}",
-                got=f"one for CUDA {_version_text(newest)}",
+                got=f"one for CUDA {version_text(newest)}",
                 hint="run: pip install 'gpushard[cuda12]', or install a newer driver",
             )
         return library
@@ -147,6 +152,14 @@ class CudaDevice:
     def _failed(self, status: int) -> DeviceError:
         return self.failure(self._cupy.cuda.driver.CUDADriverError(status))
 
+    def _give_up(self, why: str) -> None:
+        self._broken_by = why
+        self._endless.begin(self)
+
+    def keep(self, *things: Any) -> None:
+        """Keep things that work without an end may use; see `Device`."""
+        self._endless.keep(*things)
+
     def check(self) -> None:
         """Raise if the device cannot be used any more; see `Device`."""
         if self._broken_by:
@@ -164,21 +177,24 @@ class CudaDevice:
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
         """Memory from CuPy's current allocator; see `Device`."""
-        with self._current():
-            # An allocator reuses memory at once for the stream that freed it. Other
-            # streams may have to wait. No other work uses this stream.
-            with self._own_stream:
-                memory = self._cupy.cuda.alloc(nbytes)
-            given = self._cupy.cuda.Event(disable_timing=True)
-            given.record(self._own_stream)
-            given.synchronize()
-            return _Buffer(memory, nbytes)
+        # An allocator reuses memory at once for the stream that freed it. Other streams
+        # may have to wait. No other work uses this stream.
+        with self._current(), self._own_stream:
+            memory = self._cupy.cuda.alloc(nbytes)
+        buffer = DeviceMemory(memory, nbytes, self._endless)
+        self.wait_for(int(self._own_stream.ptr))
+        return buffer
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Pinned host memory: uint8, shape (nbytes,); see `Device`."""
+
+        def allocate() -> NDArray[np.uint8]:
+            with self._current():
+                memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
+                return self._endless.array_over(memory, nbytes)
+
         with self._current():
-            memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
-        return np.frombuffer(memory, np.uint8, nbytes)
+            return self._waits.beside(allocate)
 
     def create_stream(self) -> Stream:
         """A stream that does not wait for the default stream: reused, or new."""
@@ -191,6 +207,7 @@ class CudaDevice:
 
     def release_stream(self, stream: Stream) -> None:
         """Take back a stream on which nothing is under way; another caller gets it."""
+        self._waits.forget(stream)
         self._idle_streams.append(stream)
 
     def upload(self, address: int, data: NDArray[np.uint8], stream: Stream) -> None:
@@ -220,11 +237,12 @@ class CudaDevice:
         """Run a kernel over `grid` blocks on `stream`; it is compiled on first use."""
         values = [parameter.tobytes() for parameter in parameters]
         pointers = (ctypes.c_char_p * len(values))(*values)
+        function = self._modules.known(kernel) or self._loaded(kernel)
         with self._current():
             # Unlike the runtime, the driver makes no context for a new thread.
             self._runtime.setDevice(self.ordinal)
             self._cupy.cuda.driver.launchKernel(
-                self._modules.function(kernel),
+                function,
                 *(*grid, 1),
                 *(threads_of(kernel), 1, 1),
                 0,
@@ -233,29 +251,43 @@ class CudaDevice:
                 0,
             )
 
+    def _loaded(self, kernel: str) -> int:
+        def load() -> int:
+            with self._current():
+                self._runtime.setDevice(self.ordinal)
+                return self._modules.function(kernel)
+
+        with self._current():
+            return self._waits.beside(load)
+
     def record(self, stream: Stream) -> Event:
         """Event that is done when all work queued on `stream` so far is."""
         with self._current():
             event = self._cupy.cuda.Event(disable_timing=True)
             self._runtime.eventRecord(event.ptr, stream)
-            return event
+            return Mark(event, stream)
 
     def await_event(self, stream: Stream, event: Event) -> None:
         """Make work queued on `stream` from now on wait for `event`."""
-        done: Any = event
+        mark: Any = event
         with self._current():
-            self._runtime.streamWaitEvent(stream, done.ptr)
+            self._runtime.streamWaitEvent(stream, mark.event.ptr)
+
+    def limit_waits(
+        self, stream: Stream, limit_s: float | None, entries: Sequence[Event]
+    ) -> None:
+        """Limit waits for `stream`; see `Device`."""
+        self._waits.limit(stream, limit_s, entries)
 
     def wait(self, event: Event) -> None:
         """Block the host until `event` is done; see `Device`."""
-        done: Any = event
-        with self._current(), self._watch.waiting():
-            done.synchronize()
+        with self._current():
+            self._waits.wait(event)
 
     def wait_for(self, stream: Stream) -> None:
         """Block the host until all work on `stream` is done; see `Device`."""
-        with self._current(), self._watch.waiting():
-            self._runtime.streamSynchronize(stream)
+        with self._current():
+            self._waits.wait_for(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """cupy.ndarray of `shape`, content undefined; see `Device`."""
@@ -345,6 +377,7 @@ class _Current:
         self._owner, self._device = owner, device
 
     def __enter__(self) -> None:
+        self._owner.check()
         try:
             self._device.__enter__()
         except self._owner.errors as error:
@@ -357,44 +390,3 @@ class _Current:
             raise self._owner.failure(error) from error
         if raised is not None and isinstance(raised, self._owner.errors):
             raise self._owner.failure(raised) from raised
-
-
-class _Buffer:
-    """Memory from CuPy's allocator."""
-
-    def __init__(self, memory: Any, nbytes: int) -> None:
-        self._memory = memory
-        self.address = int(memory.ptr)
-        self.nbytes = nbytes
-
-
-def cuda_facts() -> dict[str, str]:
-    """Driver, runtime and GPUs as CuPy sees them, or its `trouble`; {} without CuPy."""
-    if find_spec("cupy") is None:
-        return {}
-    try:
-        import cupy  # pyright: ignore[reportMissingImports]  only where a GPU is
-
-        runtime: Any = cupy.cuda.runtime
-        return {
-            "driver": _version_text(runtime.driverGetVersion()),
-            "runtime": _version_text(runtime.runtimeGetVersion()),
-            **dict(
-                map(partial(_device_fact, runtime), range(runtime.getDeviceCount()))
-            ),
-        }
-    except Exception as error:  # noqa: BLE001 - a diagnosis tells of any failure
-        return {"trouble": str(error)}
-
-
-def _device_fact(runtime: Any, ordinal: int) -> tuple[str, str]:
-    properties: Any = runtime.getDeviceProperties(ordinal)
-    capability = f"{properties['major']}.{properties['minor']}"
-    nbytes = properties["totalGlobalMem"]
-    name = properties["name"].decode()
-    return f"cuda:{ordinal}", f"{name}, sm {capability}, {nbytes:,} bytes"
-
-
-def _version_text(number: int) -> str:
-    """12080 is 12.8."""
-    return f"{number // 1000}.{number % 1000 // 10}"

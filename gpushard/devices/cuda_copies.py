@@ -1,4 +1,4 @@
-"""Functions of the CUDA driver that compiled code calls by address, to queue copies.
+"""Functions of the CUDA driver that compiled code calls: to queue copies, and to wait.
 
 Events and streams of the runtime are the driver's own, and so is the context that the
 runtime makes for a device (CUDA driver API, "Interactions between the CUDA Driver API
@@ -9,16 +9,31 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpushard.devices.base import CopyCalls
 from gpushard.errors import DeviceError
 
 _LIBRARY = "libcuda.so.1"
-_NAMES = (
-    *("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"),
-    *("cuCtxGetCurrent", "cuCtxSetCurrent"),
-)
+_OF_CONTEXT = "cuCtxGetCurrent", "cuCtxSetCurrent"
+_OF_COPIES = "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"
+_OF_QUERIES = "cuStreamQuery", "cuEventQuery"
+
+
+class QueryCalls(NamedTuple):
+    """Addresses of functions that ask whether a stream or an event is done; or 0.
+
+    Attributes
+    ----------
+    stream, event
+        Take a stream or an event.
+    in_context
+        Addresses of two functions, and a context, as in `CopyCalls`.
+    """
+
+    stream: int = 0
+    event: int = 0
+    in_context: tuple[int, int, int] = (0, 0, 0)
 
 
 def copy_calls() -> CopyCalls | None:
@@ -26,19 +41,33 @@ def copy_calls() -> CopyCalls | None:
 
     None if the driver cannot be loaded by its name, or the thread has no context.
     """
+    found = _found(_OF_COPIES)
+    return None if found is None else CopyCalls(*found)
+
+
+def query_calls() -> QueryCalls:
+    """As `copy_calls`; zeros where that gives None."""
+    found = _found(_OF_QUERIES)
+    if found is None:
+        return QueryCalls()
+    stream, event, *in_context = found
+    get_context, set_context, context = in_context
+    return QueryCalls(stream, event, (get_context, set_context, context))
+
+
+def _found(names: tuple[str, ...]) -> list[int] | None:
+    """Addresses of functions, of those of the context, and the context."""
     context = ctypes.c_void_p()
     try:
         library = ctypes.CDLL(_LIBRARY)
-        functions = [getattr(library, name) for name in _NAMES]
+        functions = [getattr(library, name) for name in (*names, *_OF_CONTEXT)]
     except (OSError, AttributeError):
         return None
     status = library.cuCtxGetCurrent(ctypes.byref(context))
     if status or not context.value:
         return None
-    upload, record, wait, get_context, set_context = (
-        ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions
-    )
-    return CopyCalls(upload, record, wait, get_context, set_context, context.value)
+    addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions]
+    return [*addresses, context.value]
 
 
 class CudaEvent:

@@ -57,16 +57,18 @@ class CudaModules:
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
 
+    def known(self, kernel: str) -> int:
+        """What `function` gives, 0 if that has still to be loaded."""
+        function = self._functions.get(kernel)
+        return 0 if function is None else function.ptr
+
     def function(self, kernel: str) -> int:
         """Handle with which the driver launches a kernel on the current device.
 
         Raises `DeviceError` if the kernel does not compile.
         """
-        function = self._functions.get(kernel)
-        if function is None:
-            with _LOADING:
-                function = self._loaded(kernel)
-        return function.ptr
+        with _LOADING:
+            return self._loaded(kernel).ptr
 
     def _loaded(self, kernel: str) -> Any:
         """The kernel; loaded with the others of its source, unless that was done."""

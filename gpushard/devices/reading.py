@@ -86,6 +86,22 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
     if not any(prod(output.shape) for output in outputs):
         # No batch would wait for the copies that a new sink queues.
         return results
+    try:
+        _read_into(source, request, outputs, device, streams)
+    except BaseException:
+        device.keep(results)
+        raise
+    return results
+
+
+def _read_into(
+    source: Source,
+    request: ReadRequest,
+    outputs: Sequence[DeviceOutput],
+    device: Device,
+    streams: set[Stream],
+) -> None:
+    """Read into outputs, which earlier work on `streams` uses."""
     entries = [device.record(stream) for stream in sorted(streams)]
     wanted = request.selections
     is_contiguous = all(output.is_contiguous for output in outputs)
@@ -93,7 +109,7 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         nbytes = _SMALL_COPIES * sum(o.dtype.itemsize * prod(o.shape) for o in outputs)
         reader = partial(_read_small, source.beside(nbytes), request)
         read_by_host(reader, outputs, device, entries)
-        return results
+        return
     tally = request.tally or Tally(is_wanted=False)
 
     def read(
@@ -109,7 +125,6 @@ def read_on_device(source: Source, request: ReadRequest, device: Device) -> list
         # All of it: the host copies whole results, and so not those of one round.
         reader = partial(_read_on_host, source, request)
         read_by_host(reader, outputs, device, entries)
-    return results
 
 
 def _outputs(

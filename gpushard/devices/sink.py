@@ -25,9 +25,12 @@ from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.relayed import choose_fetch
 from gpushard.devices.scattering.targets import Targets, place_targets
 from gpushard.devices.spares import Spares
+from gpushard.devices.waiting import poll_by
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
+from gpushard.fused.choice import loaded_loops
+from gpushard.fused.libraries import usleep_address
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.planning.blocks import ShardBlock
@@ -77,6 +80,7 @@ class DeviceSink:
             stored_nbytes=chain.encoded_nbytes or usual_stored(chain.decoded_nbytes),
         )
         self.pinned_nbytes = budget.pinned_nbytes
+        self._patience_s = source.options.device_patience_s
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
         self._idle: Spares[Lane] = Spares()
         self._decider = Decider(device, chain)
@@ -86,6 +90,7 @@ class DeviceSink:
             fetch = self._choose_fetch(source, budget)
             self.fetch, self.fetch_label = fetch.fetch, fetch.label
             self._give_back = fetch.give_back
+            _wait_in_loops()
             self.batch_nbytes = fetch.batch_nbytes
             self._make_lanes(budget)
             self._upload_tables(targets, entries)
@@ -110,6 +115,8 @@ class DeviceSink:
     def _upload_tables(self, targets: Targets, entries: Sequence[Event]) -> None:
         """Queue the upload, for which all lanes wait, as they do for `entries`."""
         device, first = self.device, self._lanes[0].stream
+        for stream in self._streams:
+            device.limit_waits(stream, self._patience_s, entries)
         self._targets = place_targets(device, targets, first)
         self._is_placed = device.record(first)
         for lane in self._lanes:
@@ -294,6 +301,13 @@ def settled(idle: Spares[Lane]) -> Iterator[Lane]:
     finally:
         if lane is not None:
             lane.tell()  # that it is idle
+
+
+def _wait_in_loops() -> None:
+    """Have waits ask in the compiled loops, which leave the interpreter to others."""
+    loops = loaded_loops()
+    if loops is not None and usleep_address():
+        poll_by(loops.poll)
 
 
 def _release(lane: Lane) -> None:

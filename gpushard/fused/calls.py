@@ -225,10 +225,13 @@ call_syscall = _function(64, (64, 64, 64, 64, 64))
 # dirfd, pathname, flags, mask, statxbuf
 call_statx = _function(32, (32, 64, 32, 32, 64))
 call_close, call_errno = _function(32, (32,)), _function(64, ())
-# device address, host address, nbytes, stream; event, stream; event; context
+# device address, host address, nbytes, stream; event, stream; event; context; what is
+# asked about
 call_upload = _function(32, (64, 64, 64, 64))
 call_record, call_wait = _function(32, (64, 64)), _function(32, (64,))
-call_context = _function(32, (64,))
+call_context, call_query = _function(32, (64,)), _function(32, (64,))
+# microseconds
+call_sleep = _function(32, (32,))
 # thread, attributes, function, argument; thread, result; mutex
 call_create, call_join = _function(32, (64, 64, 64, 64)), _function(32, (64, 64))
 call_mutex = _function(32, (64,))

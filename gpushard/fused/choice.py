@@ -154,7 +154,12 @@ def _suitable(
 
 def are_loaded() -> bool:
     """Whether the compiled loops are loaded."""
-    return bool(_loaded) and _loaded[0] is not None
+    return loaded_loops() is not None
+
+
+def loaded_loops() -> Compiled | None:
+    """The compiled loops, if they are loaded."""
+    return _loaded[0] if _loaded else None
 
 
 def loops_for(chain: FusedChain, options: Options) -> Loops | None:

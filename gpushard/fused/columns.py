@@ -90,7 +90,8 @@ SHARD_COLUMNS = 5
 # To place objects, as to place boxes in shares; but an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
 # and the words 1 and 4 are their distances from the first word.
-# To relay ranges, a `Relay` follows, or a `Team` that does; the words 1 to 11 are 0.
+# To relay ranges, a `Relay` follows, or a `Team` that does, and to poll a `Poll`; the
+# words 1 to 11 are 0.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
 # follow, and the words 1 and 10 are their distance from the first word. Between the
 # `Planned` and the axes are words to place boxes and a `Decoder`.
@@ -104,7 +105,8 @@ SHARD_COLUMNS = 5
     PLACE_OBJECTS,
     RELAY_RANGES,
     RELAY_TOGETHER,
-) = range(9)
+    POLL,
+) = range(10)
 WORDS = 12
 
 # To read this many unwanted bytes takes as long as another call (0.4 us from the page
@@ -221,6 +223,40 @@ class Opener(NamedTuple):
     errno: int
     most_nbytes: int
     status: int = 0
+
+
+class Poll(NamedTuple):
+    """What asks the driver whether something is done, and sleeps in between.
+
+    Attributes
+    ----------
+    query, handle
+        Address of the driver's function that is asked, and what it takes.
+    not_ready
+        What it answers until it is done.
+    sleep, n_sleeps
+        Address of the system's `usleep`, and how often to sleep at most.
+    sleep_ns, most_sleep_ns, growth_bits
+        The first and the longest sleep. Each is longer than the one before by that
+        divided by ``2 ** growth_bits``.
+    get_context, set_context, context
+        As in `Relay`.
+    saved
+        Address of memory for the context that the calling thread had.
+    """
+
+    query: int
+    handle: int
+    not_ready: int
+    sleep: int
+    n_sleeps: int
+    sleep_ns: int
+    most_sleep_ns: int
+    growth_bits: int
+    get_context: int
+    set_context: int
+    context: int
+    saved: int
 
 
 class Relay(NamedTuple):

@@ -21,6 +21,7 @@ from gpushard.fused.columns import (
     PLACE_OBJECTS,
     PLAN_AXES,
     PLAN_BOXES,
+    POLL,
     READ_AXES,
     READ_BOX,
     RELAY_RANGES,
@@ -32,17 +33,19 @@ from gpushard.fused.columns import (
     Decoder,
     Opener,
     Planned,
+    Poll,
     Relay,
     Team,
 )
 from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
+from gpushard.fused.polling import poll
 from gpushard.fused.relaying import relay_pieces, relay_together
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
 _opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)
-_team = calls.tuple_at(Team)
+_team, _poll = calls.tuple_at(Team), calls.tuple_at(Poll)
 _N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
 
 
@@ -134,6 +137,8 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         if task == RELAY_TOGETHER:
             relay_together(_team(at + 8 * WORDS))
             return stamp
+        if task == POLL:
+            return poll(_poll(at + 8 * WORDS))
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
         base = at if task in (READ_BOX, READ_AXES) else 0
         shape = 2, calls.word(at, 2), n_axes

@@ -39,7 +39,8 @@ SOURCES = (
     ),
     *("fused/copies", "fused/decoding", "fused/elf", "fused/frames", "fused/loops"),
     "fused/lz4",
-    *("fused/objects", "fused/planning", "fused/relaying", "fused/zstd_frames"),
+    *("fused/objects", "fused/planning", "fused/polling", "fused/relaying"),
+    "fused/zstd_frames",
     "fused/kept_code",  # for the layout of the file
 )
 _MAGIC = b"gpushard loops 1\n"

@@ -88,6 +88,12 @@ def pread_address() -> int:
     return _address(ctypes.CDLL(None).pread)
 
 
+@cache
+def usleep_address() -> int:
+    """Address of the C library's `usleep`; 0 if there is none."""
+    return _address(getattr(ctypes.CDLL(None), "usleep", None))
+
+
 class FileCalls(NamedTuple):
     """Addresses of the C library's functions that open and close files by path."""
 

@@ -11,6 +11,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.devices.waiting import (
+    GROWTH_BITS,
+    MOST_SLEEP_NS,
+    N_SLEEPS,
+    NOT_READY,
+)
 from gpushard.fused import kept_code
 from gpushard.fused.columns import (
     CELL_ROWS,
@@ -19,18 +25,20 @@ from gpushard.fused.columns import (
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
+    POLL,
     RELAY_RANGES,
     RELAY_TOGETHER,
     WORDS,
     Decoder,
     Opener,
     Planned,
+    Poll,
     Relay,
     Team,
     sorting_words,
 )
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
-from gpushard.fused.libraries import thread_calls
+from gpushard.fused.libraries import thread_calls, usleep_address
 from gpushard.fused.room import address_of
 from gpushard.fused.shares import Shares
 from gpushard.selecting.selection import Ints
@@ -41,6 +49,7 @@ _OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pac
 _PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
 _RELAYING = Struct(f"={WORDS + len(Relay._fields)}q").pack
 _TEAM = Struct(f"={WORDS + len(Team._fields)}q").pack
+_POLLING = Struct(f"={WORDS + len(Poll._fields)}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
@@ -116,6 +125,20 @@ class Compiled:
             *thread_calls(),
         )
         self._run(_TEAM(RELAY_TOGETHER, *_NO_BOXES, *team))
+
+    def poll(
+        self,
+        function: int,
+        handle: int,
+        sleep_ns: int,
+        in_context: tuple[int, int, int],
+    ) -> int:
+        """Ask whether something is done; see `devices.waiting.PollLoop`."""
+        saved = np.zeros(1, np.int64)
+        asked = function, handle, NOT_READY
+        sleeps = usleep_address(), N_SLEEPS, sleep_ns, MOST_SLEEP_NS, GROWTH_BITS
+        poll = Poll(*asked, *sleeps, *in_context, address_of(saved))
+        return self._run(_POLLING(POLL, *_NO_BOXES, *poll))
 
     def plan_boxes(
         self,

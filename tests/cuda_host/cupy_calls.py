@@ -14,6 +14,7 @@ from gpushard.devices.base import RowCopy
 
 if TYPE_CHECKING:
     from cuda_host.cupy_standin import Cupy
+    from cuda_host.device import EmulatedDevice
 
 EVENTS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 FUNCTIONS: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -143,6 +144,23 @@ class Runtime:
     def streamSynchronize(self, stream: int) -> None:
         device, queue = self._cupy.queue(stream)
         device.wait_for(queue)
+
+    @strict
+    def streamQuery(self, stream: int) -> int:
+        device, queue = self._cupy.queue(stream)
+        return self._asked(device, lambda: not device.is_under_way(queue))
+
+    @strict
+    def eventQuery(self, event: int) -> int:
+        found = EVENTS[event]
+        marker = found.marker
+        return self._asked(found.device, lambda: marker is None or marker.done)
+
+    def _asked(self, device: EmulatedDevice, is_done: Callable[[], bool]) -> int:
+        """Status: an operation of the device runs for each question."""
+        if not is_done():
+            device.run_one()
+        return 0 if is_done() else 600
 
     @strict
     def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:

@@ -225,7 +225,7 @@ class Event:
     ) -> None:
         self.ptr = id(self)
         self.marker: Any = None
-        self._device = self.cupy.current
+        self.device = self.cupy.current
         EVENTS[self.ptr] = self
 
     def record(self, stream: Any = None) -> None:
@@ -233,7 +233,7 @@ class Event:
         self.cupy.runtime.eventRecord(self.ptr, stream.ptr)
 
     def synchronize(self) -> None:
-        self._device.wait(self.marker)
+        self.device.wait(self.marker)
 
 
 class Module:

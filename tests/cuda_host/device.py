@@ -14,7 +14,6 @@ It does what a GPU may do and a reader tends to forget:
 from __future__ import annotations
 
 import ctypes
-import mmap
 import random
 import threading
 import weakref
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cuda_host.arrays import EmulatedArray, EmulatedBuffer
+from cuda_host.memory import JUNK, NONE, READ_WRITE, Memory
 from gpushard.devices.base import RowCopy
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import RATES, Rates
@@ -38,50 +38,8 @@ if TYPE_CHECKING:
     from cuda_host.launch import Kernels
     from cuda_host.standin import Standin
 
-PAGE = mmap.PAGESIZE
-JUNK = 0xCB
-ALIGNMENT = 256
 MAX_GRID = (1 << 31) - 1, 65535
 """Most blocks along x and y, of every architecture so far."""
-_NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class Memory:
-    """Pages that end at one nobody may touch; readable only while it is `open`."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self.room_nbytes = -(-room // PAGE) * PAGE
-        self._map = mmap.mmap(-1, self.room_nbytes + PAGE)
-        self._view = np.frombuffer(self._map, np.uint8)
-        self._base = self._view.ctypes.data
-        self._view[: self.room_nbytes] = JUNK
-        self.address = self._base + self.room_nbytes - room
-        self.protect(_NONE)
-        _protect(self._base + self.room_nbytes, PAGE, _NONE)
-
-    def protect(self, access: int) -> None:
-        _protect(self._base, self.room_nbytes, access)
-
-    def vacate(self) -> None:
-        """Let go of the pages, which somebody else may have now."""
-        self._map.madvise(mmap.MADV_DONTNEED)
-
-    def __del__(self) -> None:
-        _protect(self._base, self.room_nbytes + PAGE, _READ_WRITE)
-
-    def behind(self) -> NDArray[np.uint8]:
-        """Bytes between the end of the allocation and the forbidden page."""
-        return self._view[self.address - self._base + self.nbytes : self.room_nbytes]
-
-
-def _protect(address: int, nbytes: int, access: int) -> None:
-    if _libc.mprotect(address, nbytes, access):
-        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 @dataclass(frozen=True)
@@ -181,7 +139,7 @@ class EmulatedDevice:
         with self._lock:
             del self._memories[memory.address]
             self._held_nbytes -= memory.nbytes
-        memory.protect(_READ_WRITE)
+        memory.protect(READ_WRITE)
         assert np.all(memory.behind() == JUNK), "written behind an allocation"
 
     def holds(self, address: int, nbytes: int) -> bool:
@@ -221,12 +179,12 @@ class EmulatedDevice:
                 return
             self._is_open = True
             for memory in list(self._memories.values()):
-                memory.protect(_READ_WRITE)
+                memory.protect(READ_WRITE)
             try:
                 yield
             finally:
                 for memory in list(self._memories.values()):
-                    memory.protect(_NONE)
+                    memory.protect(NONE)
                 self._is_open = False
 
     # Streams
@@ -282,9 +240,29 @@ class EmulatedDevice:
                 while not (event.done or self.is_broken):
                     self._run_any("a stream waits for an event that never comes")
 
+    def limit_waits(
+        self, stream: int, limit_s: float | None, entries: Sequence[Marker]
+    ) -> None:
+        """Whoever waits here runs the work, which ends."""
+
+    def keep(self, *things: Any) -> None:
+        """Nothing is under way when a wait here has ended."""
+
     def wait_for(self, stream: int) -> None:
         self.wait(self.record(stream))
         self.n_calls -= 1  # two here are one of the driver
+
+    def is_under_way(self, stream: int) -> bool:
+        """Whether something is queued on a stream, or another thread runs it."""
+        with self._lock:
+            return bool(self._streams[stream])
+
+    def run_one(self) -> None:
+        """Run one operation, if any can; raises `DeviceError` once broken."""
+        self.check()
+        with self._lock:
+            if any(map(self._is_ready, self._streams.values())):
+                self._run_any("")
 
     def drain(self) -> None:
         """Run all that is queued: what a test does before it looks."""

@@ -1,0 +1,86 @@
+"""Work on a device that never ends: the memory that it uses, and the process' end.
+
+Nobody else may have that memory, so it is kept for the life of the process. The driver
+waits for such work when a process ends, in functions that the C library calls at last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_kept: list[Any] = []
+
+
+class Endless:
+    """Whether a device was given up while it worked, and what it may still use.
+
+    Attributes
+    ----------
+    is_under_way
+        Whether there is work that never ends.
+    """
+
+    is_under_way = False
+
+    def begin(self, owner: object) -> None:
+        """Keep all memory from now on, and let the process end all the same.
+
+        `owner` has what is given back to the driver when it goes, such as kernels; the
+        driver would wait then.
+        """
+        self.is_under_way = True
+        for thing in (_kept, owner):
+            _outlive_python(thing)
+        end_past_the_driver()
+
+    def keep(self, *things: Any) -> None:
+        """Keep things for the life of the process, if there is such work."""
+        if self.is_under_way:
+            _kept.append(things)
+
+    def array_over(self, memory: Any, nbytes: int) -> NDArray[np.uint8]:
+        """Array over pinned memory, which is kept when the array goes."""
+        array = np.frombuffer(memory, np.uint8, nbytes)
+        weakref.finalize(array, self.keep, memory).atexit = False
+        return array
+
+
+class DeviceMemory:
+    """Memory from an allocator, which is kept when its owner goes; see `Endless`.
+
+    `memory` is freed when it is dropped, and has its address as ``ptr``.
+    """
+
+    def __init__(self, memory: Any, nbytes: int, endless: Endless) -> None:
+        self._memory = memory
+        self._endless = endless
+        self.address = int(memory.ptr)
+        self.nbytes = nbytes
+
+    def __del__(self) -> None:
+        self._endless.keep(self._memory)
+
+
+def _outlive_python(thing: object) -> None:
+    """Keep the interpreter from finalizing an object, and what it refers to."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+@cache
+def end_past_the_driver() -> None:
+    """Let the process end, with its exit status, before the driver is asked to.
+
+    What ends with a process was registered in some order and runs backwards, so that
+    `_exit` comes before what the driver had registered, and after Python has ended.
+    Does nothing if the C library has no `on_exit`.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "on_exit"):
+        library.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.on_exit(ctypes.cast(library["_exit"], ctypes.c_void_p), None)
