@@ -162,6 +162,28 @@ def test_kernels_and_pinned_memory_are_waited_for_no_longer(
     assert time.monotonic() - began < 20
 
 
+def test_another_gpu_loads_its_kernels_meanwhile(device, tmp_path, monkeypatch):
+    values = stored(tmp_path / "a", "gzip")
+    goes_on, load = threading.Event(), cupy_standin.Module.load
+
+    def hanging(module, cubin):
+        if module.device is device and device.is_stuck:
+            goes_on.wait(60)
+        return load(module, cubin)
+
+    monkeypatch.setattr(cupy_standin.Module, "load", hanging)
+    device.victim = 0
+    try:
+        with pytest.raises(DeviceError, match=NOT_ENDED):
+            opened(tmp_path / "a")[...]
+        other = gpushard.open_array(tmp_path / "a", device="cuda:1", options=PATIENT)
+        began = time.monotonic()
+        assert np.array_equal(other[...].get(), values)
+        assert time.monotonic() - began < 20
+    finally:
+        goes_on.set()
+
+
 def test_a_loader_ends_and_names_the_samples(device, tmp_path):
     stored(tmp_path / "a", "gzip")
     damage_inner_chunks(tmp_path / "a/c/0/0", [1], 500)

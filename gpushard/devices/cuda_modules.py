@@ -15,10 +15,6 @@ from gpushard.devices.kernels import (
 )
 from gpushard.errors import DeviceError, UnsupportedError
 
-# Compiling takes seconds, without the GIL: threads that need one source at a time would
-# all do it, and write the same file.
-_LOADING = threading.Lock()
-
 
 def architecture_for(nvrtc: Any, capability: tuple[int, int]) -> tuple[int, int]:
     """Architecture that `nvrtc` compiles for and a device of `capability` runs.
@@ -56,6 +52,10 @@ class CudaModules:
         self._label = label
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
+        # Compiling takes seconds, without the GIL: threads that need one source at a
+        # time would all do it. Another device has its own lock, as one that is stuck
+        # never ends to load.
+        self._loading = threading.Lock()
 
     def known(self, kernel: str) -> int:
         """What `function` gives, 0 if that has still to be loaded."""
@@ -67,7 +67,7 @@ class CudaModules:
 
         Raises `DeviceError` if the kernel does not compile.
         """
-        with _LOADING:
+        with self._loading:
             return self._loaded(kernel).ptr
 
     def _loaded(self, kernel: str) -> Any:
