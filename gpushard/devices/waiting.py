@@ -216,6 +216,9 @@ class Waits:
             raise self._runtime.CUDARuntimeError(status)
 
     def _turn(self, query: Query, sleep_ns: int) -> int:
+        status = query.ask()  # without giving the interpreter to others
+        if status != NOT_READY:
+            return status
         if query.function and _loops:
             in_context = self._calls.in_context
             return _loops[0](query.function, query.handle, sleep_ns, in_context)
