@@ -75,13 +75,9 @@ def test_what_goes_wrong_in_planning_reaches_the_consumer(prefetch_factor, monke
         next(iter(loader))
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "n"),
-    [([128], {}, 16), ([128], {"dtype": "i2"}, 8), ([127], {}, 8), ([128, 127], {}, 4)],
-)
-def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
-    rows, options, n, monkeypatch
-):
+@pytest.fixture
+def n_read(monkeypatch):
+    """Samples of each read of a field; a usual load has 4 KiB."""
     monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 512)
     read, n_read = Field.read, []
 
@@ -90,9 +86,27 @@ def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
         return read(field, origins, memory)
 
     monkeypatch.setattr(Field, "read", noted)
+    return n_read
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "n"),
+    [([128], {}, 16), ([128], {"dtype": "i2"}, 8), ([127], {}, 8), ([128, 127], {}, 4)],
+)
+def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
+    rows, options, n, n_read
+):
     arrays = tuple(stored(np.zeros((64, m), "i4"), (1, m)) for m in rows)
     with Loader(arrays, batch_size=1, **options) as loader:
         assert len(list(loader)) == 64
+    assert max(n_read) == n
+
+
+@pytest.mark.parametrize(("row", "n"), [(128, 4 * 16), (127, 4 * 8)])
+def test_loads_of_a_perfect_shuffle_grow_to_four_times_their_size(row, n, n_read):
+    few_inner_chunks = stored(np.zeros((256, row), "i4"), (64, row))
+    with Loader(few_inner_chunks, batch_size=1, shuffle=True) as loader:
+        assert len(list(loader)) == 256
     assert max(n_read) == n
 
 
