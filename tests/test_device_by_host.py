@@ -149,6 +149,22 @@ def test_a_read_is_small_by_the_time_of_its_slowest_codec(
     assert found == [n <= n_small for n in range(1, 65)]
 
 
+def test_small_results_of_many_sizes_are_copied_through_memory_of_few(place):
+    device, sizes = emulated(), set()
+    allocate_pinned = device.allocate_pinned
+
+    def noting(nbytes):
+        sizes.add(nbytes)
+        return allocate_pinned(nbytes)
+
+    device.allocate_pinned = noting
+    a = gpushard.open_array(place, device=device)
+    for n in range(1, 60):
+        assert_same_bits(a[:n, 5].get(), VALUES[:n, 5])
+    assert 1 < len(sizes) <= 14
+    assert max(sizes) >= 4 * 59
+
+
 def test_of_plain_elements_only_those_that_are_wanted_count(tmp_path):
     store(tmp_path, np.zeros((8, 1 << 20), "i4"), None, (8, 1 << 20), (8, 1 << 20))
     assert suits(tmp_path, (slice(None), slice(100)))

@@ -22,7 +22,7 @@ from gpushard.devices.payload.landed import DeviceSlot
 from gpushard.devices.payload.landing import read_back
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.sink import settled
-from gpushard.devices.slabs import Slab
+from gpushard.devices.slabs import PinnedSlab, Slab, pooled_nbytes
 from gpushard.devices.spares import Spares
 from gpushard.selecting.selection import whole
 from gpushard.workers import run_side_by_side
@@ -221,3 +221,31 @@ def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
     slot.note_use(lane)
     slot.reclaim()
     assert (lane.n_settled, other.n_settled) == (1, 2)
+
+
+def test_pinned_memory_is_asked_for_in_few_sizes():
+    """CuPy's pool gives memory again only for the same size, and keeps all of it."""
+    wanted = np.arange(1, 1 << 20, 173)
+    given = np.array([pooled_nbytes(int(n)) for n in wanted])
+    assert (given >= wanted).all()
+    assert (given[wanted > 2] < 1.5 * wanted[wanted > 2]).all()
+    assert len(np.unique(given)) <= 2 * 20
+
+
+@pytest.mark.parametrize(
+    ("most_nbytes", "pinned"),
+    [(1 << 40, [1024, 1536, 3072]), (1300, [1024, 1300, 2300]), (0, [800, 1100, 2300])],
+)
+def test_a_pinned_slab_grows_in_few_sizes_but_not_ahead_of_its_bound(
+    most_nbytes, pinned
+):
+    asked = []
+
+    def allocate_pinned(nbytes):
+        asked.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    slab = PinnedSlab(SimpleNamespace(allocate_pinned=allocate_pinned), most_nbytes)
+    for nbytes in (800, 700, 1100, 2300):
+        assert len(slab.view(nbytes)) == nbytes
+    assert asked == pinned

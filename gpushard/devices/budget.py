@@ -56,6 +56,8 @@ class Budget:
         Slots and lanes; fewer than usual if one inner chunk is more than a batch.
     pinned_nbytes
         Host memory of all slots, and of inner chunks that the host has decoded.
+    assembled_nbytes
+        The part of it that a lane has for inner chunks that the host has decoded.
     home_nbytes
         Share of a slot, and of a lane, for encoded bytes: more than `encoded_nbytes` if
         batches are as large as they may be.
@@ -72,6 +74,7 @@ class Budget:
     pinned_nbytes: int = 0
     tail_nbytes: int = 0
     home_nbytes: int = 0
+    assembled_nbytes: int = 0
 
     @classmethod
     def of(
@@ -135,7 +138,11 @@ class Budget:
             n_lanes = 1
         pinned_nbytes = n_slots * slot_nbytes + n_lanes * assembled
         return replace(
-            self, n_slots=n_slots, n_lanes=n_lanes, pinned_nbytes=pinned_nbytes
+            self,
+            n_slots=n_slots,
+            n_lanes=n_lanes,
+            pinned_nbytes=pinned_nbytes,
+            assembled_nbytes=assembled,
         )
 
     def of_plain_relays(self) -> Budget:

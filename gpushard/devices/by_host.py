@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device, Event, wait_out
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
+from gpushard.devices.slabs import pooled_nbytes
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fused.ways import short_ways
 from gpushard.layout import GridAxis
@@ -125,6 +126,6 @@ def read_by_host(
 def _copying_room(device: Device, nbytes: int) -> NDArray[np.uint8]:
     """Pinned memory, or pageable memory if there is none; copies are slower then."""
     try:
-        return device.allocate_pinned(max(nbytes, 1))
+        return device.allocate_pinned(min(pooled_nbytes(nbytes), _PIECE_NBYTES))
     except DeviceMemoryError:
         return np.empty(max(nbytes, 1), np.uint8)

@@ -88,7 +88,9 @@ class Lane:
 
     def __post_init__(self) -> None:
         device, most_nbytes = self.device, self.budget.encoded_nbytes
-        self.encoded_host = PinnedSlab(device)
+        self.encoded_host = PinnedSlab(
+            device, max(self.budget.assembled_nbytes, most_nbytes)
+        )
         self.encoded = Slab(device, most_nbytes + 2 * PADDING_NBYTES)
         self.arenas = (Slab(device), Slab(device))
         self.realigned = Slab(device)

@@ -54,10 +54,20 @@ class Slab:
         self._outgrown.clear()
 
 
+def pooled_nbytes(nbytes: int) -> int:
+    """The next larger of few sizes, which are a third or a half apart.
+
+    CuPy's pool gives memory again only for the same size. Other memory is pinned anew,
+    which takes half a millisecond for a MiB, and is never given back.
+    """
+    whole = 1 << (max(nbytes, 2) - 1).bit_length()
+    return whole * 3 // 4 if nbytes <= whole * 3 // 4 else whole
+
+
 class PinnedSlab:
     """Pinned host memory that is allocated again only when more is needed.
 
-    It grows ahead of need, up to `most_nbytes`.
+    It grows ahead of need, up to `most_nbytes`, and in steps of `pooled_nbytes`.
     """
 
     def __init__(self, device: Device, most_nbytes: int = _UNBOUNDED) -> None:
@@ -68,7 +78,8 @@ class PinnedSlab:
     def view(self, nbytes: int) -> NDArray[np.uint8]:
         """First `nbytes` bytes of the slab: uint8, host, pinned."""
         if len(self._memory) < nbytes:
-            ahead = min(int(len(self._memory) * _GROWTH), self._most_nbytes)
+            ahead = pooled_nbytes(max(nbytes, int(len(self._memory) * _GROWTH)))
+            ahead = min(ahead, self._most_nbytes)
             self._memory = _NOTHING  # freed first, so that two never exist at once
             self._memory = self._device.allocate_pinned(max(nbytes, ahead, 256))
         return self._memory[:nbytes]
