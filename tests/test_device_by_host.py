@@ -15,7 +15,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 import gpushard
 from device_fetch_cases import emulated
 from flipped_bytes import damage_inner_chunks
-from gpushard.devices import by_host, reading
+from gpushard.devices import by_host, host_rows, reading
 from gpushard.devices.by_host import suits_host
 from gpushard.devices.placement import RATES, Rates
 from gpushard.errors import DeviceError, UnsupportedError
@@ -143,10 +143,22 @@ def test_a_read_is_small_by_the_time_of_its_slowest_codec(
 ):
     for name in ("_ROW_S", "_COMPILED_ROW_S"):
         monkeypatch.setattr(by_host, name, 0.0)
+    monkeypatch.setattr(host_rows.libdeflate, "find", lambda: "a library")
     values = np.zeros((64, 1 << 17), "i4")
     store(tmp_path, values, compressors, (1, 1 << 17), (64, 1 << 17))
     found = [suits(tmp_path, (slice(n), slice(None))) for n in range(1, 65)]
     assert found == [n <= n_small for n in range(1, 65)]
+
+
+def test_less_gzip_is_small_where_zlib_decodes_it(tmp_path, monkeypatch):
+    store(
+        tmp_path, np.zeros((2, 1 << 17), "i4"), GzipCodec(), (1, 1 << 17), (2, 1 << 17)
+    )
+    found = []
+    for library in ("a library", None):
+        monkeypatch.setattr(host_rows.libdeflate, "find", lambda there=library: there)
+        found.append(suits(tmp_path, (slice(None), slice(None))))
+    assert found == [True, False]
 
 
 def test_small_results_of_many_sizes_are_copied_through_memory_of_few(place):

@@ -59,7 +59,8 @@ def test_what_was_measured_is_kept_for_the_model_it_was_measured_on():
         lambda text: text.replace("3000000000.0", "Infinity"),
         lambda text: text.replace("3000000000.0", "-1.0"),
         lambda text: text.replace("3000000000.0", '"fast"'),
-        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace('"together"', '"apart"'),
+        lambda text: text.replace('"version": 2', '"version": 1'),
     ],
 )
 def test_what_cannot_be_read_was_never_kept(damage):
@@ -100,6 +101,7 @@ def test_a_thread_is_timed_as_it_decodes_and_not_as_it_finds_what_was_kept(
 ):
     opened, reports = [], []
     open_array, host_rate = gpushard.open_array, measuring._host_rate
+    monkeypatch.setattr(measuring, "usable_cpu_count", lambda: 3)
 
     def noted(*arguments, **more):
         opened.append(open_array(*arguments, **more))
@@ -115,9 +117,25 @@ def test_a_thread_is_timed_as_it_decodes_and_not_as_it_finds_what_was_kept(
     # Inner chunks that are kept when reads come back to them.
     amounts = measuring.Amounts(32 << 10, 64 << 10, 2, 512, 5)
     measuring.measure_rates(CudaDevice(0), amounts)
-    assert len(reports) == len(RATES) - 1  # nothing here encodes Blosc's Snappy
+    assert len(reports) == 2 * (len(RATES) - 1)  # nothing here encodes Blosc's Snappy
     assert {report.n_kept_inner_chunks for report in reports} == {0}
-    assert {report.n_inner_chunks for report in reports} == {2}
+    assert {report.n_inner_chunks for report in reports} == {6}
+
+
+@pytest.mark.parametrize(("all_together", "part"), [(6e9, 0.5), (30e9, 1.0)])
+def test_each_of_all_threads_has_a_part_of_what_one_alone_has(
+    monkeypatch, all_together, part
+):
+    asked = []
+
+    def host_rate(_place, nbytes, threads, _repetitions):
+        asked.append((nbytes, threads))
+        return 3e9 if threads == 1 else all_together
+
+    monkeypatch.setattr(measuring, "_host_rate", host_rate)
+    monkeypatch.setattr(measuring, "usable_cpu_count", lambda: 4)
+    assert measuring._host_rates("zstd", TINY) == (3e9, part)
+    assert asked == [(1024, 1), (4096, 4)]
 
 
 def test_streams_that_are_not_decoded_have_no_rate():

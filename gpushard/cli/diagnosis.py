@@ -12,6 +12,7 @@ import gpushard
 from gpushard.cli.codec_table import codec_table
 from gpushard.cli.gpu_software import conflicts, gpu_software, installed
 from gpushard.devices.find import find_device
+from gpushard.devices.host_rows import rates_here
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.fused import kept_code
@@ -50,7 +51,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
         # For a device that reads use: the rates that placement uses.
-        "rates": {} if found.device is None else _told(found.device.rates),
+        "rates": {} if found.device is None else _told(rates_here(found.device.rates)),
         "rates are measured": found.device is not None
         and kept_rates(found.device.model) is not None,
     }

@@ -1,8 +1,8 @@
 """Decoding rates of this GPU and this host for placement.
 
 Those of the GPU are of its decoders alone (`device_rates`). Those of the host are of
-reads by one thread: the page cache answers them much faster than a thread decodes, and
-no inner chunk is kept for the next read.
+reads by one thread, and by as many as there are CPUs: the page cache answers them much
+faster than a thread decodes, and no inner chunk is kept for the next read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import keep_rates
 from gpushard.errors import UnsupportedError
+from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB, MIB, Options
 
 _COMPRESSORS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +44,8 @@ _ALGORITHMS = {
     "gzip": Algorithm.GZIP,
     "zlib": Algorithm.DEFLATE,
 }
-_READ_HERE = Options(threads=1, chunk_cache_nbytes=0)
+# Shards that all threads read, one for each up to this number.
+_MOST_SHARDS = 16
 
 
 class Amounts(NamedTuple):
@@ -52,7 +54,7 @@ class Amounts(NamedTuple):
     Attributes
     ----------
     inner_nbytes, shard_nbytes
-        Size of inner chunks, and of the shard of them that the host reads.
+        Size of inner chunks, and of the shard of them that a thread of the host reads.
     n_streams
         Inner chunks that the device decodes at once.
     stream_nbytes
@@ -76,17 +78,27 @@ def measure_rates(device: Device, amounts: Amounts = USUAL) -> dict[str, Rates]:
     """
     there = {a: _device_rates(device, a, amounts) for a in Algorithm}
     found: dict[str, Rates] = {}
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zarr's, of names that numcodecs gave
         for coding, usual in RATES.items():
             compressor = coding.removeprefix("blosc-")
-            host = usual.host
+            here = usual.host, usual.together
             if coding in _COMPRESSORS or compressor in _BLOSC:
-                host = _host_rate(
-                    _stored(Path(place) / coding, coding, amounts), amounts
-                )
-            found[coding] = Rates(*there[_ALGORITHMS[compressor]], host)
+                here = _host_rates(coding, amounts)
+            found[coding] = Rates(*there[_ALGORITHMS[compressor]], *here)
     return found
+
+
+def _host_rates(coding: str, amounts: Amounts) -> tuple[float, float]:
+    """Rate of one thread, and the part of it that each of all threads has."""
+    n_cpus = usable_cpu_count()
+    n_shards = min(n_cpus, _MOST_SHARDS)
+    with tempfile.TemporaryDirectory() as place:
+        stored = _stored(Path(place), coding, amounts, n_shards)
+        alone = _host_rate(stored, amounts.shard_nbytes, 1, amounts.repetitions)
+        nbytes = n_shards * amounts.shard_nbytes
+        all_together = _host_rate(stored, nbytes, n_cpus, amounts.repetitions)
+    return alone, min(all_together / n_cpus / alone, 1.0)
 
 
 def measure_and_keep() -> None:
@@ -125,8 +137,8 @@ def _values(nbytes: int) -> NDArray[np.int8]:
     return np.hstack([repeated, noise]).reshape(-1)[:nbytes]
 
 
-def _stored(place: Path, coding: str, amounts: Amounts) -> Path:
-    """Array of one shard."""
+def _stored(place: Path, coding: str, amounts: Amounts, n_shards: int) -> Path:
+    """Array of some shards."""
     name, configuration = _COMPRESSORS.get(coding, ("blosc", {}))
     if name == "blosc":
         configuration = {
@@ -138,23 +150,28 @@ def _stored(place: Path, coding: str, amounts: Amounts) -> Path:
         }
     a = gpushard.create_array(
         place,
-        shape=(amounts.shard_nbytes,),
+        shape=(n_shards * amounts.shard_nbytes,),
         dtype="i1",
         chunks=(amounts.inner_nbytes,),
         shards=(amounts.shard_nbytes,),
         compressors=[{"name": name, "configuration": configuration}],
         device="cpu",
     )
-    a[:] = _values(amounts.shard_nbytes)
+    a[:] = np.tile(_values(amounts.shard_nbytes), n_shards)
     return place
 
 
-def _host_rate(place: Path, amounts: Amounts) -> float:
-    """Bytes per second of the quickest read; the first read is not timed."""
-    a = gpushard.open_array(place, device="cpu", options=_READ_HERE)
+def _host_rate(place: Path, nbytes: int, threads: int, repetitions: int) -> float:
+    """Bytes per second of the quickest read of the first bytes of an array.
+
+    The first read is not timed.
+    """
+    options = Options(threads=threads, chunk_cache_nbytes=0)
+    a = gpushard.open_array(place, device="cpu", options=options)
+    out = np.empty(nbytes, np.int8)  # whose pages are new only to the first read
     seconds: list[float] = []
-    for _ in range(amounts.repetitions + 1):
+    for _ in range(repetitions + 1):
         started = perf_counter()
-        a[:]
+        a.read(slice(nbytes), out=out)
         seconds.append(perf_counter() - started)
-    return amounts.shard_nbytes / min(seconds[1:])
+    return nbytes / min(seconds[1:])

@@ -22,6 +22,7 @@ from gpushard.devices.placement import (
     RATES,
     UPLOAD_NBYTES_PER_SECOND,
     Costs,
+    HostDecoding,
     Load,
     estimate,
 )
@@ -309,7 +310,7 @@ def _plan(
     n_rows = -(-decoded // chunk_nbytes)
     encoded = decoded if coding == "raw" else int(decoded / given.ratio)
     load = Load(coding, n_rows, encoded, decoded, stream)
-    costs = estimate(load, given.threads)
+    costs = estimate(load, HostDecoding(given.threads, given.threads))
     if coding == "raw":
         costs = Costs(costs.host, costs.host)
     n_streams = 0 if costs.device == inf else -(-decoded // max(1, stream))

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device, Event, wait_out
+from gpushard.devices.host_rows import rates_here
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
 from gpushard.devices.slabs import pooled_nbytes
@@ -45,7 +46,7 @@ def suits_host(
     if source.options.placement != "cost" or shape is None:
         return False
     row_s = _ROW_S if short_ways(source).short is None else _COMPILED_ROW_S
-    rate = host_rate(source.layout.chain.specs, rates)
+    rate = host_rate(source.layout.chain.specs, rates_here(rates))
     seconds = 0.0
     for selection in selections:
         n_chunks = _most_touched(selection, source.layout.inner_axes)

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
-from gpushard.devices.host_rows import row_s
+from gpushard.devices.host_rows import decoding, rates_here
 from gpushard.devices.payload.landing import Encoded
 from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, load_of
 from gpushard.fetching.job import Job
@@ -21,14 +21,20 @@ class Decider:
 
     It knows nothing of a sink, so that a sink goes as soon as nobody has it any more.
 
+    Parameters
+    ----------
+    n_lanes
+        Lanes whose batches the host may decode at the same time.
+
     Attributes
     ----------
     chain
         What the device does to the inner chunks.
     """
 
-    def __init__(self, device: Device, chain: DeviceChain) -> None:
+    def __init__(self, device: Device, chain: DeviceChain, n_lanes: int) -> None:
         self._device = device
+        self._n_lanes = n_lanes
         self.chain = chain
         compressed = (step for step in chain.steps if step.kind in COMPRESSED)
         self._step: Step | None = next(compressed, None)
@@ -38,11 +44,19 @@ class Decider:
 
         False if that cannot be told without the header of one.
         """
+        return self._told(job, n_rows, nbytes) is True
+
+    def leaves(self, job: Job, n_rows: int, nbytes: int) -> bool:
+        """Whether the host is known to decode inner chunks that are to be fetched."""
+        return self._told(job, n_rows, nbytes) is False
+
+    def _told(self, job: Job, n_rows: int, nbytes: int) -> bool | None:
+        """Whether the device shall decode; None if only the header of one can tell."""
         step = self._step
         if step is None or job.source.options.placement != "cost":
             return job.source.options.placement != "host"
         if step.kind is StepKind.BLOSC and _HEADER not in job.source.facts:
-            return False
+            return None
         costs = self._costs(job, step, n_rows, nbytes)
         return costs.device <= costs.host
 
@@ -61,6 +75,6 @@ class Decider:
 
     def _costs(self, job: Job, step: Step, n_rows: int, nbytes: int) -> Costs:
         header = job.source.facts.get(_HEADER, _NOTHING)
-        threads, seconds = job.source.options.threads, row_s(self.chain, job.source)
+        host = decoding(self.chain, job.source, self._n_lanes)
         load = load_of(step, n_rows, nbytes, header)
-        return estimate(load, threads, self._device.rates, seconds)
+        return estimate(load, host, rates_here(self._device.rates))

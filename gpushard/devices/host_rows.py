@@ -6,18 +6,27 @@ parts of plain elements, and chains that only zarr knows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.budget import N_LANES
+from gpushard.codecs import libdeflate
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.lane import Lane
 from gpushard.devices.payload.landing import Encoded
-from gpushard.devices.placement import HOST_ROW_S, LOOPS_ROW_S
+from gpushard.devices.placement import (
+    HOST_ROW_S,
+    LOOPS_ROW_S,
+    HostDecoding,
+    Rates,
+    without_libdeflate,
+)
 from gpushard.fetching.job import Job
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import are_loaded, row_decoder
 from gpushard.fused.room import address_of
+from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB
 from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
@@ -25,8 +34,6 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.workers import run_side_by_side
 
-# A third lane is settled meanwhile, or scatters.
-_N_DECODING = N_LANES - 1
 # In Python, a larger inner chunk takes longer to decode than to be given to a thread.
 _LARGE_NBYTES = 64 * KIB
 
@@ -45,9 +52,7 @@ def put_rows(
     """
     job, block, encoded = fetched
     held, at = encoded.landing.on_host(lane, encoded)
-    # A distant store has more workers (`Source.most_workers`), which mostly wait.
-    threads = job.source.options.threads
-    n_threads = max(1, min(threads, job.source.room.most_workers) // _N_DECODING)
+    n_lanes = lane.budget.n_lanes
     is_left = np.ones(len(encoded), np.bool_)
     if stays_as_stored(chain, job.source):
         decoder = row_decoder(job.source, len(encoded))
@@ -55,6 +60,7 @@ def put_rows(
         if decoder is not None and is_whole.all():
             job.tally.note(loops=decoder.library_name)
             columns = address_of(held) + at, encoded.nbytes, address_of(memory) + places
+            n_threads = loops_threads(job.source, n_lanes)
             is_left = ~decoder.decode(*columns, n_threads)
 
     def put(n: int) -> None:
@@ -68,14 +74,41 @@ def put_rows(
 
     is_large = chain.decoded_nbytes >= _LARGE_NBYTES
     left = np.flatnonzero(is_left).tolist()
-    run_side_by_side(put, left, n_threads if is_large else 1)
+    n_threads = python_threads(job.source, n_lanes) if is_large else 1
+    run_side_by_side(put, left, n_threads)
 
 
-def row_s(chain: DeviceChain, source: Source) -> float:
-    """Seconds for an inner chunk, beside its decoder, in `put_rows`; an estimate."""
+def python_threads(source: Source, n_lanes: int) -> int:
+    """Number of threads that decode inner chunks in Python, for all lanes together.
+
+    The pool of so many threads serves all lanes. Whoever waits for it decodes, too, if
+    no thread has begun; there is room for as many more as `ChunkRoom` spares.
+    """
+    # A distant store has more workers (`Source.most_workers`), which mostly wait.
+    return max(1, min(source.options.threads, source.room.most_workers + 1 - n_lanes))
+
+
+def loops_threads(source: Source, n_lanes: int) -> int:
+    """The same in the loops, whose threads mostly decode into the lane's memory."""
+    fused = fused_chain(source)
+    if fused is None or not fused.decodes_directly:
+        return python_threads(source, n_lanes)
+    return min(source.options.threads, source.room.most_direct_workers)
+
+
+def rates_here(rates: Mapping[str, Rates]) -> Mapping[str, Rates]:
+    """Rates of a device, with those of the host as its libraries are."""
+    return rates if libdeflate.find() is not None else without_libdeflate(rates)
+
+
+def decoding(chain: DeviceChain, source: Source, n_lanes: int) -> HostDecoding:
+    """What decodes inner chunks in `put_rows`, for an estimate."""
     if are_loaded() and stays_as_stored(chain, source):
-        return LOOPS_ROW_S
-    return HOST_ROW_S
+        threads, row_s = loops_threads(source, n_lanes), LOOPS_ROW_S
+    else:
+        threads, row_s = python_threads(source, n_lanes), HOST_ROW_S
+    n_cpus = usable_cpu_count()
+    return HostDecoding(min(threads, n_cpus), n_cpus, row_s)
 
 
 def stays_as_stored(chain: DeviceChain, source: Source) -> bool:

@@ -9,7 +9,7 @@ for all sizes is off by less than half, which placement does not notice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,24 +30,32 @@ _MAX_SPLITS, _MIN_SPLIT_NBYTES, _DONT_SPLIT = 16, 128, 16
 _COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 
+# CPUs are often halves of a core, and share caches and memory. 16 threads: 0.5 GB/s of
+# zstd each, 0.12 of gzip by zlib [g]; alone 1.0 and 0.25 [m].
+TOGETHER = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Decoding speeds, in decoded bytes per second.
 
     Of a `device` with enough streams to be busy, of one with a single `stream`, and of
-    one thread of the `host`.
+    a thread of the `host` that decodes alone. If as many threads decode as there are
+    CPUs, each has the part `together` of that.
     """
 
     device: float
     stream: float
     host: float
+    together: float = TOGETHER
 
 
 RATES: Mapping[str, Rates] = MappingProxyType(
     {
         "zstd": Rates(45e9, 65e6, 1.0e9),  # [g] [g], 14 MB in 14 ms [m]
         "lz4": Rates(100e9, 60e6, 3.0e9),  # [e] [g] [e]
-        "gzip": Rates(20e9, 25e6, 0.4e9),  # [e] [g], 0.37 GB/s [m]
+        # By libdeflate, 0.37 GB/s [m].
+        "gzip": Rates(20e9, 25e6, 0.4e9),  # [e] [g]
         "zlib": Rates(20e9, 25e6, 0.4e9),  # [e] [g]
         # 32 KiB in 5.2 and in 20.8 microseconds [m]. Streams are those of above.
         "blosc-lz4": Rates(100e9, 60e6, 6.3e9),
@@ -57,6 +65,21 @@ RATES: Mapping[str, Rates] = MappingProxyType(
     }
 )
 """Coding -> its rates; a device may have rates of its own."""
+
+# Without libdeflate: 0.27 GB/s [m].
+_BY_ZLIB = MappingProxyType(
+    {name: replace(RATES[name], host=0.25e9) for name in ("gzip", "zlib")}
+)
+
+
+def without_libdeflate(rates: Mapping[str, Rates]) -> Mapping[str, Rates]:
+    """`rates`, in which zlib decodes what `RATES` says of libdeflate.
+
+    Those that were measured are of whatever decodes here.
+    """
+    found = {k: r for k, r in _BY_ZLIB.items() if rates.get(k) is RATES[k]}
+    return {**rates, **found}
+
 
 MEASURED = frozenset(("zstd", "blosc-zstd"))
 """Codings whose rate of many streams is [g] above."""
@@ -128,6 +151,24 @@ class Load(NamedTuple):
     largest_nbytes: int
 
 
+class HostDecoding(NamedTuple):
+    """What decodes on the host.
+
+    Attributes
+    ----------
+    threads
+        Threads that decode at once, no more than `n_cpus`.
+    n_cpus
+        CPUs that this process may use.
+    row_s
+        What the host needs for an inner chunk beside its decoder.
+    """
+
+    threads: int
+    n_cpus: int
+    row_s: float = HOST_ROW_S
+
+
 class Costs(NamedTuple):
     """Estimated time for a load on a device and on the host, in seconds."""
 
@@ -166,15 +207,13 @@ def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, i
 
 
 def estimate(
-    load: Load,
-    threads: int,
-    rates: Mapping[str, Rates] = RATES,
-    row_s: float = HOST_ROW_S,
+    load: Load, host: HostDecoding, rates: Mapping[str, Rates] = RATES
 ) -> Costs:
-    """Estimated time on a device and on `threads` threads of the host.
+    """Estimated time on a device and on the host.
 
-    Decoding and copying overlap, so the slower of the two counts. `row_s` is what the
-    host needs for an inner chunk beside its decoder.
+    Decoding and copying overlap, so the slower of the two counts. One thread decodes an
+    inner chunk, so that a few large ones keep only so many threads busy, and the last
+    of them only some.
     """
     known = rates.get(load.coding)
     written = load.decoded_nbytes / HOST_NBYTES_PER_SECOND  # and the bus is faster
@@ -185,7 +224,10 @@ def estimate(
         load.largest_nbytes / known.stream,
         load.encoded_nbytes / UPLOAD_NBYTES_PER_SECOND,
     )
-    n_threads = max(1, min(threads, load.n_rows))
-    decoding = load.decoded_nbytes / (n_threads * known.host)
-    on_host = max(decoding, written) + load.n_rows * row_s
+    n_threads = max(1, min(host.threads, load.n_rows))
+    # So many threads that decode alone would be as fast as all of these together.
+    n_alone = min(n_threads, max(1.0, known.together * host.n_cpus))
+    n_turns = max(-(-load.n_rows // n_threads), load.n_rows / n_alone)
+    decoding = n_turns * load.decoded_nbytes / (load.n_rows * known.host)
+    on_host = max(decoding, written) + load.n_rows * host.row_s
     return Costs(on_device, on_host)

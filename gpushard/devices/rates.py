@@ -14,7 +14,8 @@ from typing import Any
 from gpushard.devices.kernels import cache_directory, keep_file
 from gpushard.devices.placement import RATES, Rates
 
-_VERSION = 1
+# 2: with `Rates.together`.
+_VERSION = 2
 
 
 def kept_rates(model: str) -> Mapping[str, Rates] | None:
@@ -42,7 +43,8 @@ def keep_rates(model: str, found: Mapping[str, Rates]) -> Path:
 
 
 def _parsed(rates: Mapping[str, Any]) -> Rates:
-    numbers = [float(rates[name]) for name in ("device", "stream", "host")]
+    names = ("device", "stream", "host", "together")
+    numbers = [float(rates[name]) for name in names]
     if not all(isfinite(number) and number > 0 for number in numbers):
         raise ValueError(numbers)
     return Rates(*numbers)

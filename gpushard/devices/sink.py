@@ -43,6 +43,9 @@ _log = logging.getLogger("gpushard.devices")
 # host longer than the GPU (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
 _ENOUGH_ROWS, _ENOUGH_NBYTES = 4096, 64 * MIB
 MAX_ROWS = 16384
+# Batches of each lane, if the host decodes: it waits only for the first to be fetched.
+# Less is decoded in less time than Python needs for a batch.
+_TURNS, _LEAST_NBYTES = 2, 16 * MIB
 
 
 class DeviceSink:
@@ -83,7 +86,7 @@ class DeviceSink:
         self._patience_s = source.options.device_patience_s
         self.max_rows = min(most_rows(chain.decoded_nbytes), budget.n_rows)
         self._idle: Spares[Lane] = Spares()
-        self._decider = Decider(device, chain)
+        self._decider = Decider(device, chain, budget.n_lanes)
         self._streams: list[Stream] = []
         self._lanes: list[Lane] = []
         try:
@@ -97,6 +100,23 @@ class DeviceSink:
         except BaseException:
             self.abandon()
             raise
+
+    def batch_cut(self, job: Job, n_rows: int, nbytes: int) -> int:
+        """Bytes of a batch of `n_rows` inner chunks with `nbytes` bytes together.
+
+        What the host decodes comes in more batches, so that one is fetched and one
+        copied while others are decoded, with inner chunks for all threads in hand.
+        """
+        most_nbytes = self.batch_nbytes
+        n_full = max(1, -(-nbytes // most_nbytes))
+        full = -(-n_rows // n_full), -(-nbytes // n_full)
+        if self.decodes and not self._decider.leaves(job, *full):
+            return most_nbytes
+        n_lanes = len(self._lanes)
+        n_busy = -(-job.source.options.threads // max(1, n_lanes - 1))
+        n_least = max(n_busy, _LEAST_NBYTES // max(self.chain.decoded_nbytes, 1))
+        n_each = min(max(-(-n_rows // (_TURNS * n_lanes)), n_least), self.max_rows)
+        return max(1, min(most_nbytes, -(-nbytes * n_each // n_rows)))
 
     def _choose_fetch(self, source: Source, budget: Budget) -> Fetch:
         device, decider = self.device, self._decider

@@ -86,7 +86,7 @@ def _works(sink: DeviceSink) -> bool:
 class _LookingSink:
     """Decodes the inner chunks of some blocks, and drops what comes out."""
 
-    batch_nbytes = place_kept = None
+    batch_nbytes = batch_cut = place_kept = None
 
     def __init__(self, blocks: Sequence[ShardBlock]) -> None:
         self._blocks = blocks

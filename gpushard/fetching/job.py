@@ -52,6 +52,10 @@ chunks in them.
 """
 
 
+BatchCut = Callable[["Job", int, int], int]
+"""Bytes to fetch as one task of a job, for so many inner chunks and bytes."""
+
+
 KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
 """Writes inner chunks of a block to the output, from where they are kept."""
 
@@ -91,6 +95,11 @@ class Sink(Protocol):
         If None, answers stay valid after the context of `fetch` has ended, and are
         uint8, shape (n_bytes,), host. So several tasks may place parts of one answer.
         """
+        ...
+
+    @property
+    def batch_cut(self) -> BatchCut | None:
+        """Says what batches are to be smaller than `batch_nbytes`; None: none."""
         ...
 
     def fetch(
@@ -161,10 +170,15 @@ class Job:
             return min(source.most_workers, most)
         return source.most_workers
 
-    def batch_nbytes(self, wanted_nbytes: int, n_workers: int) -> int:
-        """Bytes to fetch as one task if `n_workers` share `wanted_nbytes`."""
+    def batch_nbytes(self, wanted_nbytes: int, n_workers: int, n_rows: int = 0) -> int:
+        """Bytes to fetch as one task if `n_workers` share `wanted_nbytes`.
+
+        Of `n_rows` inner chunks, or 0 if that is not known yet.
+        """
         if self.sink.batch_nbytes is not None:
-            return self.sink.batch_nbytes
+            if not n_rows or self.sink.batch_cut is None:
+                return self.sink.batch_nbytes
+            return self.sink.batch_cut(self, n_rows, wanted_nbytes)
         options = self.source.options
         bound = max(1, options.memory_limit // (2 * n_workers))
         if self.source.room.is_tight:

@@ -126,6 +126,15 @@ class FusedChain:
         return replace(self, change=change)
 
     @property
+    def decodes_directly(self) -> bool:
+        """Whether whole inner chunks take no memory but that which they are decoded to.
+
+        Of Blosc, the library holds some blocks; shuffled bytes are put together from a
+        copy.
+        """
+        return self.kind != BLOSC and not self.shuffled
+
+    @property
     def out_itemsize(self) -> int:
         """Bytes of an element in the output."""
         if self.change < FIRST_CAST:

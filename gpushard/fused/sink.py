@@ -47,7 +47,7 @@ class FusedSink:
         self._runner = runner
         self._landings = landings
         self.fetch = host.fetch
-        self.batch_nbytes = None
+        self.batch_nbytes = self.batch_cut = None
 
     def direct(self, job: Job) -> SelfReader | None:
         """Reader of a job from local files, if the loops can do all of it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushard.fetching.job import (
     Answer,
+    BatchCut,
     Job,
     KeptPlacer,
     RequestReader,
@@ -68,6 +69,11 @@ class _StoppableSink:
     def batch_nbytes(self) -> int | None:
         """See `Sink`."""
         return self.sink.batch_nbytes
+
+    @property
+    def batch_cut(self) -> BatchCut | None:
+        """See `Sink`."""
+        return self.sink.batch_cut
 
     def direct(self, job: Job) -> SelfReader | None:
         """See `Sink`."""

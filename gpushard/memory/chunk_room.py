@@ -288,6 +288,15 @@ class ChunkRoom:
         return max(1, min(n_fitting, n_beside, n_decoding))
 
     @cached_property
+    def most_direct_workers(self) -> int:
+        """Number of threads that fit if they decode to memory that is counted already.
+
+        Then a thread only keeps what its library needs.
+        """
+        room = self._shared_nbytes // 2
+        return max(1, self.most_workers, room // _CONTEXTS_NBYTES)
+
+    @cached_property
     def most_window_nbytes(self) -> int:
         """Most stored bytes that each thread may hold for itself."""
         n_workers = min(self.options.threads, self.most_workers)

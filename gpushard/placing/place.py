@@ -31,7 +31,7 @@ _NO_WARNINGS: dict[str, Any] = {"all": "ignore"}
 class HostSink:
     """Decodes inner chunks on the host and writes them into an array for each part."""
 
-    batch_nbytes = None
+    batch_nbytes = batch_cut = None
 
     def __init__(self, parts: Sequence[Part], outs: Sequence[NDArray[Any]]) -> None:
         self._parts = parts

@@ -65,14 +65,14 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
             claimed = claim(job, kept, rows)
         if len(rows):
             ranged = partial(RangedBlock, piece, located, claimed=claimed)
-            for spans, requests in _divided(job, piece, located, rows, n_workers):
-                yield from _reading_tasks(job, ranged(spans, requests), n_workers)
+            for spans, some, share in _divided(job, piece, located, rows, n_workers):
+                yield from _reading_tasks(job, ranged(spans, some), n_workers, share)
 
 
 def _divided(
     job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
-) -> Iterator[tuple[Ints, Requests]]:
-    """Spans of a block, and requests for its inner chunks `rows`; see `RangedBlock`."""
+) -> Iterator[tuple[Ints, Requests, int]]:
+    """Spans of a block, requests for its inner chunks `rows`, and bytes of a task."""
     shard, is_all = _at(block.shard, rows), len(rows) == block.n_chunks
     start, stop = _wanted_ranges(job, block, located, rows)
     if is_all:
@@ -81,14 +81,14 @@ def _divided(
         spans = np.zeros((2, block.n_chunks), np.int64)
         spans[:, rows] = start, stop
     wanted_nbytes = int((stop - start).sum())
-    share = job.batch_nbytes(wanted_nbytes, n_workers)
+    share = job.batch_nbytes(wanted_nbytes, n_workers, len(rows))
     if job.sink.batch_nbytes is None or wanted_nbytes <= _AHEAD_BATCHES * share:
         divided = iter([_joined(job, shard, start, stop, share)])
     else:
         divided = _joined_in_turn(job, shard, start, stop, share)
     for requests in divided:
         order = requests.order if is_all else rows[requests.order]
-        yield spans, requests._replace(order=order)
+        yield spans, requests._replace(order=order), share
 
 
 def _at(column: Ints, rows: Ints) -> Ints:
@@ -138,17 +138,16 @@ def _joined_in_turn(
         first = last
 
 
-def _reading_tasks(job: Job, ranged: RangedBlock, n_workers: int) -> Iterator[Work]:
+def _reading_tasks(
+    job: Job, ranged: RangedBlock, n_workers: int, share: int
+) -> Iterator[Work]:
     """Work that fetches the requests of a block, and decodes and places the bytes."""
     reader = job.sink.reader(job, ranged)
     if reader is not None:
         for task in reader(n_workers, partial(_let_be_read, job, ranged)):
             yield partial(_run_timed, job, task)
         return
-    requests, share = ranged.requests, job.sink.batch_nbytes
-    if share is None:
-        start, stop = ranged.spans
-        share = job.batch_nbytes(int((stop - start).sum()), n_workers)
+    requests = ranged.requests
     copied = _copied_nbytes(job, ranged)
     for first, last in cut_batches(_taken_nbytes(job, requests), share):
         nbytes = int(requests.nbytes[first:last].sum())
