@@ -56,7 +56,7 @@ import numpy as np
 import gpushard
 
 place, result = sys.argv[1:]
-options = gpushard.Options(placement="device")
+options = gpushard.Options(placement="device", device_patience_s=5)
 a = gpushard.open_array(place, device="cuda:0", options=options)
 try:
     found = READ
