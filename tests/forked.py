@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def answers_in_a_fork(work: Callable[[], bool]) -> bool:
-    """Whether `work` is true in a forked process, which has half a minute for it."""
+    """Whether `work` is true in a forked process, which has two minutes for it."""
 
     def answer() -> None:
         # What thousands of tests have left is not walked through by each collection.
@@ -22,7 +22,7 @@ def answers_in_a_fork(work: Callable[[], bool]) -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)
         process = multiprocessing.get_context("fork").Process(target=answer)
         process.start()
-    process.join(30)
+    process.join(120)  # the longest takes 8 s of CPU time
     if process.exitcode is None:
         process.kill()
         process.join()
