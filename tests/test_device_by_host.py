@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_a_read_is_small_by_the_time_of_its_slowest_codec(
 ):
     for name in ("_ROW_S", "_COMPILED_ROW_S"):
         monkeypatch.setattr(by_host, name, 0.0)
-    monkeypatch.setattr(host_rows.libdeflate, "find", lambda: "a library")
+    monkeypatch.setattr(host_rows, "libdeflate", SimpleNamespace(find=object))
     values = np.zeros((64, 1 << 17), "i4")
     store(tmp_path, values, compressors, (1, 1 << 17), (64, 1 << 17))
     found = [suits(tmp_path, (slice(n), slice(None))) for n in range(1, 65)]
@@ -155,8 +156,9 @@ def test_less_gzip_is_small_where_zlib_decodes_it(tmp_path, monkeypatch):
         tmp_path, np.zeros((2, 1 << 17), "i4"), GzipCodec(), (1, 1 << 17), (2, 1 << 17)
     )
     found = []
-    for library in ("a library", None):
-        monkeypatch.setattr(host_rows.libdeflate, "find", lambda there=library: there)
+    for find in (object, lambda: None):
+        library = SimpleNamespace(find=find)
+        monkeypatch.setattr(host_rows, "libdeflate", library)
         found.append(suits(tmp_path, (slice(None), slice(None))))
     assert found == [True, False]
 

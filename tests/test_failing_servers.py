@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -333,7 +334,12 @@ def test_reads_beside_a_writer_see_no_mixture(tmp_path, way):
         writer.start()
         try:
             a = opened(server, way)
-            for _ in range(N_READS if way == "small" else N_READS // 4):
+            n_least = N_READS if way == "small" else N_READS // 4
+            latest = time.monotonic() + 60  # most reads are refused on a busy machine
+            for n in count():
+                is_over = time.monotonic() > latest or len(seen) == 3
+                if n >= n_least and is_over:
+                    break
                 try:
                     got = np.unique(on_host(a[1:6, 3:18]))
                 except gpushard.ObjectChangedError:
