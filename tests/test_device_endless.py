@@ -241,6 +241,24 @@ def test_a_device_that_was_given_up_is_asked_nothing(device, tmp_path, monkeypat
     assert asked == []
 
 
+def test_pinned_memory_that_went_back_is_had_without_a_thread(device, monkeypatch):
+    there, asked = find_device("cuda").device, []
+    beside = there._waits.beside
+
+    def noting(call):
+        asked.append(call)
+        return beside(call)
+
+    monkeypatch.setattr(there._waits, "beside", noting)
+    first = there.allocate_pinned(1000)
+    assert len(asked) == 1
+    del first
+    kept = [there.allocate_pinned(1000)]
+    assert len(asked) == 1
+    kept += [there.allocate_pinned(1000), there.allocate_pinned(2000)]
+    assert len(asked) == 3
+
+
 def stuck_for_a_while(device, stream=0):
     """Work that is not a read's, and ends only when the limit is long over."""
     device.queue(stream, "kernel", "the caller's", lambda: None)

@@ -193,6 +193,8 @@ class CudaDevice:
                 memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
                 return self._endless.array_over(memory, nbytes)
 
+        if self._endless.take_pooled(nbytes):
+            return allocate()
         with self._current():
             return self._waits.beside(allocate)
 

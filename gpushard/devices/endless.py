@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,9 @@ class Endless:
 
     is_under_way = False
 
+    def __init__(self) -> None:
+        self._pooled: dict[int, deque[None]] = {}
+
     def begin(self, owner: object) -> None:
         """Keep all memory from now on, and let the process end all the same.
 
@@ -47,8 +51,23 @@ class Endless:
     def array_over(self, memory: Any, nbytes: int) -> NDArray[np.uint8]:
         """Array over pinned memory, which is kept when the array goes."""
         array = np.frombuffer(memory, np.uint8, nbytes)
-        weakref.finalize(array, self.keep, memory).atexit = False
+        weakref.finalize(array, self._let_go, memory, nbytes).atexit = False
         return array
+
+    def take_pooled(self, nbytes: int) -> bool:
+        """Whether an array of this size went, whose memory the allocator has again.
+
+        It is counted once: the next one who asks may get none without the driver.
+        """
+        try:
+            self._pooled[nbytes].pop()
+        except (KeyError, IndexError):
+            return False
+        return True
+
+    def _let_go(self, memory: Any, nbytes: int) -> None:
+        self.keep(memory)
+        self._pooled.setdefault(nbytes, deque()).append(None)
 
 
 class DeviceMemory:
