@@ -10,25 +10,39 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from _thread import allocate_lock, start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
 from gpushard.alone import Alone, is_inside
+from gpushard.stop_flag import StopFlag, enter, flag_here, leave, stop_all
 
 Answer = TypeVar("Answer")
 Purpose = Literal["read", "store", "rare"]
 
+# When the interpreter ends, requests have so long, and those that a thread then still
+# begins a tenth of a second.
+_GRACE_S, _LOOK_AGAIN_S = 0.5, 0.1
+
 
 class Handed(Generic[Answer]):
-    """A task that was handed to another thread, and what becomes of it."""
+    """A task that was handed to another thread, and what becomes of it.
 
-    __slots__ = ("_answer", "_claims", "_error", "_is_running", "_task")
+    Parameters
+    ----------
+    stop
+        Set to break off the requests that the task waits for.
+    """
 
-    def __init__(self, task: Callable[[], Answer]) -> None:
+    __slots__ = ("_answer", "_claims", "_error", "_is_running", "_task", "stop")
+
+    def __init__(self, task: Callable[[], Answer], stop: StopFlag) -> None:
         self._task: Callable[[], Answer] | None = task
+        self.stop = stop
         # Who comes first has the task; to come again changes nothing.
         self._claims: list[Literal["owner", "thread"]] = []
         self._is_running = allocate_lock()
@@ -76,6 +90,7 @@ class Handed(Generic[Answer]):
             note_end()
             return
         self._task = None
+        enter(self.stop)
         try:
             self._answer = task()
         except BaseException as error:  # noqa: BLE001 - raised by `raise_error`
@@ -83,6 +98,7 @@ class Handed(Generic[Answer]):
             del self  # the error knows this frame
         finally:
             del task
+            leave()
             note_end()
             is_running.release()
 
@@ -115,13 +131,20 @@ class Pool:
         self._tasks.put(handed)
         return True
 
-    def end(self) -> None:
-        """Take no more tasks, and wait for those that were taken."""
+    def end(self, at_s: float | None = None) -> bool:
+        """Take no more tasks, and wait for those that were taken.
+
+        Returns whether they have ended at `at_s`, by the monotonic clock.
+        """
         self._is_over = True
         for _ in self._serving:
             self._tasks.put(None)
-        for serving in self._serving:
-            serving.acquire()
+        while self._serving:
+            left = -1 if at_s is None else max(at_s - time.monotonic(), 0)
+            if not self._serving[-1].acquire(timeout=left):
+                return False
+            self._serving.pop()
+        return True
 
     def _begin_thread(self) -> bool:
         """Whether there is one thread more, or are as many as there may be."""
@@ -170,14 +193,15 @@ def begun(
 
     None are while the interpreter ends, nor in the handler of a signal, if others may
     wait for what it has stopped. After an interrupt, `stop` has those end soon that
-    have begun.
+    have begun. What they wait for is broken off with what the calling thread does.
     """
     if is_inside():
         return []
+    flag = flag_here() or StopFlag()
     all_handed: list[Handed[Answer]] = []
     try:
         for task in tasks:
-            handed = Handed(task)
+            handed = Handed(task, flag)
             all_handed.append(handed)
             if not pool.take(handed):
                 all_handed.pop()
@@ -186,6 +210,7 @@ def begun(
     except BaseException:  # an interrupt: nobody else knows of them
         try:
             stop()
+            break_off(all_handed)
         finally:
             end(all_handed)
         raise
@@ -194,8 +219,9 @@ def begun(
 def end(all_handed: Sequence[Handed[Any]]) -> None:
     """Take tasks back that no thread has begun, and wait for the others.
 
-    Interrupts do not end the wait; the last one is raised afterwards. Otherwise a
-    running task could write to an output that its owner uses again.
+    Interrupts do not end the wait, but the requests of the others; the last one is
+    raised afterwards. Otherwise a running task could write to an output that its owner
+    uses again.
     """
     interrupt: KeyboardInterrupt | None = None
     while True:
@@ -205,8 +231,39 @@ def end(all_handed: Sequence[Handed[Any]]) -> None:
             break
         except KeyboardInterrupt as error:
             interrupt = error
+        try:
+            break_off(all_handed)
+        except KeyboardInterrupt as error:
+            interrupt = error
     if interrupt is not None:
         raise interrupt
+
+
+def break_off(all_handed: Iterable[Handed[Any]]) -> None:
+    """Break off the requests of tasks, unless the calling thread works for others.
+
+    Those others say when nobody waits for its work any more.
+    """
+    if flag_here() is None:
+        for handed in all_handed:
+            handed.stop.set()
+
+
+def run_in_turn(function: Callable[[], Answer]) -> Answer:
+    """Result of `function`, run by the single thread for work that needs much memory.
+
+    A C library keeps memory that a thread has freed, for each thread. If several
+    threads did such work, each would keep as much. When this returns or raises,
+    `function` is not running.
+    """
+    there = begun(pool_of("rare", 1), [function])
+    try:
+        return there[0].result() if there else function()
+    except KeyboardInterrupt:
+        break_off(there)
+        raise
+    finally:
+        end(there)
 
 
 def to_the_end(wait: Callable[[], object]) -> None:
@@ -226,10 +283,18 @@ def to_the_end(wait: Callable[[], object]) -> None:
 
 
 def _end_all() -> None:
-    """Wait for what runs: it uses memory that goes with the interpreter."""
-    for (pid, *_), pool in list(_pools.items()):
-        if pid == os.getpid():
-            pool.end()
+    """Wait for what runs: it uses memory that goes with the interpreter.
+
+    Nobody waits for its requests, which are broken off. An interrupt ends the wait.
+    """
+    pid = os.getpid()
+    pools = [pool for (of, *_), pool in list(_pools.items()) if of == pid]
+    at_s = time.monotonic() + _GRACE_S
+    # An error here would be told on stderr, behind that of the interrupt before.
+    with suppress(KeyboardInterrupt):
+        while pools := [pool for pool in pools if not pool.end(at_s)]:
+            stop_all()
+            at_s = time.monotonic() + _LOOK_AGAIN_S
 
 
 atexit.register(_end_all)

@@ -15,7 +15,7 @@ from operator import itemgetter
 from queue import SimpleQueue
 from typing import TypeVar
 
-from gpushard.pools import Handed, begun, end, pool_of
+from gpushard.pools import Handed, begun, break_off, end, pool_of
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
@@ -108,6 +108,11 @@ def _work_off(line: _Line, helpers: Sequence[Handed[None]]) -> None:
             line.work_off()
         finally:
             line.close()
+    except Exception:
+        raise
+    except BaseException:  # an interrupt: nobody waits for what the others do
+        break_off(helpers)
+        raise
     finally:
         end(helpers)
     line.raise_earliest()
@@ -354,26 +359,17 @@ def run_side_by_side(
             for handed, task in zip(there, tasks, strict=False)
         ]
         shares += here
+    except Exception:
+        raise
+    except BaseException:  # as above
+        break_off(there)
+        raise
     finally:
         try:
             is_over.set()
         finally:
             end(there)
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
-
-
-def run_in_turn(function: Callable[[], Answer]) -> Answer:
-    """Result of `function`, run by the single thread for work that needs much memory.
-
-    A C library keeps memory that a thread has freed, for each thread. If several
-    threads did such work, each would keep as much. When this returns or raises,
-    `function` is not running.
-    """
-    there = begun(pool_of("rare", 1), [function])
-    try:
-        return there[0].result() if there else function()
-    finally:
-        end(there)
 
 
 def _run_all(

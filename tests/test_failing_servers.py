@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -273,39 +270,6 @@ def test_a_shard_deleted_between_its_index_and_its_payload_is_never_filled(serve
         server.before_answer = None
         (server.directory / key).write_bytes(kept)
         assert_reads(a, np.s_[0:4, 0:10])
-
-
-INTERRUPTED = """
-import signal, sys, threading, gpushard
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-a = gpushard.open_array(sys.argv[1], options=gpushard.Options(patience_s=3))
-print("opened", flush=True)
-try:
-    a[...]
-except KeyboardInterrupt:
-    from gpushard.pools import _pools
-    busy = [p._tasks.qsize() for p in _pools.values()]
-    idle = all(p._serving and not p._unended for p in _pools.values())
-    print("interrupted", sum(busy), idle, flush=True)
-"""
-
-
-def test_an_interrupted_read_leaves_nothing_running(server):
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, server.url],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "opened\n"
-    server.silence_s = 1
-    time.sleep(0.4)
-    process.send_signal(signal.SIGINT)
-    started = time.perf_counter()
-    out, _ = process.communicate(timeout=20)
-    assert out == "interrupted 0 True\n"
-    assert time.perf_counter() - started < 8
 
 
 @pytest.mark.parametrize("way", ["small", "plain", "device"])

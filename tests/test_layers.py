@@ -20,7 +20,7 @@ PACKAGE = ROOT / "gpushard"
 # that is a package, for every module in it that has no rank of its own. Rooms of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
-    ("errors", "machine", "forks", "alone", "chunk_keys"),
+    ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
     ("pools", "arguments"),
     ("options", "report", "workers", "damage"),
     ("layout", "memory.pages"),

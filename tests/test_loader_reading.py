@@ -16,7 +16,7 @@ from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, Waits
-from gpushard.loader.stop_flag import StopFlag
+from gpushard.stop_flag import StopFlag
 from loader_data import IMAGES, N, images, stored
 
 

@@ -12,7 +12,7 @@ from gpushard.loader import reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, Waits
 from gpushard.loader.stats import Progress, figures
-from gpushard.loader.stop_flag import StopFlag
+from gpushard.stop_flag import StopFlag
 from loader_data import N, labels
 
 SLOW_S = 0.1

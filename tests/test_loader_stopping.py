@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 from weakref import ref
@@ -13,8 +12,8 @@ from gpushard import Loader
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
 from gpushard.loader.prefetch import Prefetched, Waits
-from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
+from gpushard.stop_flag import StopFlag
 from loader_data import images
 
 NOTHING: Any = None
@@ -167,21 +166,3 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         next(early)
         assert ended._course._stop.is_set()
         assert not loader._pass._course._stop.is_set()
-
-
-def test_a_flag_is_set_for_good_and_wakes_all_who_wait():
-    flag, told = StopFlag(), []
-    assert not flag.is_set()
-    assert not flag.wait(0.001)
-    threads = [
-        threading.Thread(target=lambda: told.append(flag.wait(30))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for _ in range(2):
-        flag.set()
-    for thread in threads:
-        thread.join(10)
-    assert told == [True] * 3
-    assert flag.is_set()
-    assert flag.wait(0)

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from gpushard.pools import Handed
-from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
+from gpushard.pools import Handed, run_in_turn
+from gpushard.workers import Opener, run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 

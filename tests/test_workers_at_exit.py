@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -11,8 +12,8 @@ import weakref
 import pytest
 
 from gpushard import pools
-from gpushard.pools import Pool
-from gpushard.workers import Begun, run_in_turn, run_side_by_side, run_tasks
+from gpushard.pools import Pool, run_in_turn
+from gpushard.workers import Begun, run_side_by_side, run_tasks
 
 
 @pytest.fixture(params=[0, 1])
@@ -165,7 +166,6 @@ def test_a_task_that_waits_for_a_busy_thread_is_done_by_its_caller():
 AT_EXIT = """
 import threading, time
 from gpushard import pools
-from gpushard.pools import Pool
 
 def work():
     begun.set()
@@ -184,6 +184,48 @@ def test_the_interpreter_waits_for_what_runs_in_a_pool():
     )
     assert told.stdout == "ended\n"
     assert not told.stderr
+
+
+def at_exit(body: str) -> tuple[str, str, float]:
+    """What a program tells whose pool runs what `body` says, and seconds to its end."""
+    program = textwrap.dedent(AT_EXIT_OTHERS).format(body=body)
+    began = time.perf_counter()
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return told.stdout, told.stderr, time.perf_counter() - began
+
+
+AT_EXIT_OTHERS = """
+import atexit, os, signal, threading, time
+from gpushard import pools
+from gpushard.stop_flag import flag_here
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+
+def work():
+    begun.set()
+    {body}
+    print("ended", flush=True)
+
+begun = threading.Event()
+pools.begun(pools.pool_of("store", 2), [work])
+begun.wait()
+"""
+
+
+def test_at_the_end_of_the_interpreter_nobody_waits_for_requests():
+    out, err, took = at_exit("flag_here().wait(30)")
+    assert out == "ended\n"
+    assert not err
+    assert took < 10
+
+
+def test_an_interrupt_at_the_end_of_the_interpreter_is_not_told():
+    kill = "os.kill(os.getpid(), signal.SIGINT)"
+    out, err, took = at_exit(f"time.sleep(0.2); {kill}; time.sleep(30)")
+    assert not out
+    assert not err
+    assert took < 10
 
 
 def test_a_pool_that_has_ended_begins_nothing():

@@ -6,6 +6,7 @@ A lock that stays taken never ends the next wait for it, so this is done in a fo
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,9 @@ import pytest
 
 from forked import answers_in_a_fork
 from gpushard import pools, workers
-from gpushard.workers import Opener, run_in_turn, run_side_by_side, run_tasks
+from gpushard.pools import run_in_turn
+from gpushard.stop_flag import flag_here
+from gpushard.workers import Opener, run_side_by_side, run_tasks
 from interrupts import is_cut_off
 
 pytestmark = pytest.mark.skipif(
@@ -105,6 +108,36 @@ def test_an_interrupt_while_helpers_begin_lets_them_end_soon(way, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             way(task)
         return len(n_done) < 20
+
+    assert answers_in_a_fork(work)
+
+
+@pytest.mark.parametrize("own_s", [0, 10])
+@pytest.mark.parametrize("way", [in_line, side_by_side, in_turn])
+def test_an_interrupt_breaks_off_what_other_threads_wait_for(way, own_s):
+    """Whether it stops a task of the calling thread, or its wait for the others."""
+
+    def work() -> bool:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupting, broken_off = threading.Lock(), []
+        has_begun = threading.Event()
+
+        def task(_: int) -> None:
+            flag = flag_here()
+            if flag is None:  # the calling thread
+                has_begun.wait(10)
+                time.sleep(own_s)
+                return
+            has_begun.set()
+            if interrupting.acquire(blocking=False):
+                time.sleep(0.05)
+                main = threading.main_thread().ident
+                signal.pthread_kill(main, signal.SIGINT)
+            broken_off.append(flag.wait(20))
+
+        with pytest.raises(KeyboardInterrupt):
+            way(task)
+        return bool(broken_off) and all(broken_off) and not way(lambda _: None)
 
     assert answers_in_a_fork(work)
 

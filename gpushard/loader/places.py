@@ -14,7 +14,6 @@ from gpushard.fetching.job import Job
 from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
-from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import stoppable
 from gpushard.selecting.patches import Taken
 from gpushard.selecting.selection import (
@@ -23,6 +22,7 @@ from gpushard.selecting.selection import (
     Orthogonal,
     SliceAxis,
 )
+from gpushard.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Event, Stream

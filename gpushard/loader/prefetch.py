@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from weakref import finalize, ref
 
 from gpushard.errors import UnsupportedError
-from gpushard.loader.stop_flag import StopFlag
+from gpushard.stop_flag import StopFlag, enter, leave
 
 Item = TypeVar("Item")
 
@@ -97,7 +97,7 @@ class Prefetched(Generic[Item]):
     depth
         Largest number of items that are made, or being made, and not yet taken.
     stop
-        Set to end the thread; long tasks check it.
+        Set to end the thread; long tasks check it, and requests are broken off.
     waits
         Counts how the consumer waits.
     """
@@ -169,6 +169,7 @@ def _run(
     items: Iterator[Any], line: _Line[Any], consumer: ref[Prefetched[Any]]
 ) -> None:
     end = _End()
+    enter(line.stop)
     try:
         while _has_room(line, consumer):
             item = next(items, line)
@@ -181,6 +182,7 @@ def _run(
             close()
     except BaseException as raised:  # noqa: BLE001 - raised again by the consumer
         end = _End(raised)
+    leave()
     if line.stop.is_set():
         line.clear()
     line.items.put(end)

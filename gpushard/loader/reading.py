@@ -30,12 +30,12 @@ from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
 from gpushard.loader.sizes import load_nbytes, load_samples, whole_batches
-from gpushard.loader.stop_flag import StopFlag
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
 from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
 from gpushard.selecting.selection import Ints
+from gpushard.stop_flag import StopFlag
 from gpushard.workers import Begun
 
 OnError = Literal["raise", "skip"]
@@ -131,7 +131,7 @@ class Reader:
     on_error
         What to do with samples that cannot be read.
     stop
-        Set to end reading after the current task.
+        Set to end reading after the current task, whose requests are broken off.
     n_behind
         Number of loads that may be under way when the next one is begun.
     attempts
@@ -322,6 +322,8 @@ class Reader:
     def _finish(self, begun: Planned) -> list[Rows]:
         """One complete array for each field."""
         if begun.error is not None:
+            if self.stop.is_set():  # it may be of a request that was broken off
+                raise Stopped("stopped")
             raise begun.error
         with self._failing(begun):
             finish(begun.jobs)

@@ -18,9 +18,9 @@ from gpushard.fetching.job import (
     Sink,
 )
 from gpushard.fetching.ranged import RangedBlock
-from gpushard.loader.stop_flag import StopFlag
 from gpushard.planning.blocks import Planned, ShardBlock
 from gpushard.selecting.selection import Ints
+from gpushard.stop_flag import StopFlag
 from gpushard.stores.base import ByteRequest
 from gpushard.workers import Task
 

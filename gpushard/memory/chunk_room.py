@@ -20,8 +20,8 @@ from gpushard.errors import LimitError
 from gpushard.memory.freed import freed, give_back
 from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB, ReadOptions
+from gpushard.pools import run_in_turn
 from gpushard.stores.base import ByteRequest
-from gpushard.workers import run_in_turn
 
 # Room is left for this many inner chunks in addition to those that threads decode: an
 # occasional stream takes more than others, and one may be of fill values.

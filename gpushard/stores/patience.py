@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpushard.errors import StoreError
+from gpushard.stop_flag import flag_here, is_stopped
 from gpushard.stores.answers import RefusalError, refusal_behind
 from gpushard.stores.base import ByteRequest
 
@@ -115,6 +116,8 @@ class Patience:
         """Answer of ``work(request)``; after several attempts, its last error."""
         attempts = _Attempts(self._repeats.first_s, time.monotonic())
         while True:
+            if is_stopped():
+                raise StoreError("nobody waits for the answer any more")
             try:
                 return work(request)
             except StoreError as error:
@@ -123,7 +126,7 @@ class Patience:
                 wanted = self._wanted_s(refusal_behind(error), attempts)
                 if wanted is None:
                     raise
-            time.sleep(wanted)
+            _pause(wanted)
 
     def _wanted_s(
         self, refusal: RefusalError | None, attempts: _Attempts
@@ -149,6 +152,15 @@ class Patience:
             return max(refusal.retry_after_s, least if attempts.n else 0.0)
         is_late = attempts.n >= self._repeats.most and not refusal.is_lost
         return max(_jittered(attempts.pause_s), least if is_late else 0.0)
+
+
+def _pause(seconds: float) -> None:
+    """Wait so long, or until nobody waits for the calling thread any more."""
+    flag = flag_here()
+    if flag is None:
+        time.sleep(seconds)
+    else:
+        flag.wait(seconds)
 
 
 def _jittered(pause: float) -> float:

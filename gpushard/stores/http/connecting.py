@@ -161,7 +161,7 @@ def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire
     at_s = time.monotonic() + settings.connect_s
     deadline = Deadline(at_s, settings.connect_s)
     target = (origin.host, origin.port) if proxy is None else (proxy.host, proxy.port)
-    wire = Wire(_connected(target, deadline), deadline)
+    wire = _connected(target, deadline)
     try:
         if origin.scheme == "https":
             if proxy is not None:
@@ -173,25 +173,27 @@ def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire
     return wire
 
 
-def _connected(target: tuple[str, int], deadline: Deadline) -> socket.socket:
-    """Socket that is connected to the first address of a host that answers."""
+def _connected(target: tuple[str, int], deadline: Deadline) -> Wire:
+    """Connection to the first address of a host that answers."""
     failed: OSError | None = None
     found = socket.getaddrinfo(target[0].encode(), target[1], type=socket.SOCK_STREAM)
     for n_tried, (family, kind, number, _, address) in enumerate(found):
         one = socket.socket(family, kind, number)
+        wire = Wire(one, deadline)
         try:
+            wire.begin(deadline)
             # One that does not answer leaves the others their share of the time.
             one.settimeout(deadline.next_s() / (len(found) - n_tried))
             one.connect(address)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
-            one.close()
+            wire.close()
             failed = error
         except BaseException:
-            one.close()
+            wire.close()
             raise
         else:
-            return one
+            return wire
     try:
         raise failed or OSError(f"{target[0]} has no address")
     finally:
@@ -216,9 +218,8 @@ def _tunnel(wire: Wire, origin: Origin, proxy: Proxy) -> None:
 def _secure(wire: Wire, origin: Origin, settings: HttpSettings) -> None:
     """Begin TLS on a connection."""
     context = _tls(settings.checks_certificates, settings.root_certificates)
-    wire.socket.settimeout(wire.deadline.next_s())
     try:
-        wire.socket = context.wrap_socket(wire.socket, server_hostname=origin.host)
+        wire.secure(context, origin.host)
     except ValueError as error:  # among them is SSLCertVerificationError
         raise UntrustedError(str(error)) from error
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushard.options import KIB
+from gpushard.stop_flag import is_stopped
 from gpushard.stores.http.connecting import Origin
 from gpushard.stores.http.pool import Pool
 from gpushard.stores.http.wire import (
@@ -78,6 +79,7 @@ class Exchange:
         """
         is_kept = False
         try:
+            is_sound = self.wire.end() and is_sound
             is_whole = is_sound and (self.body.is_over or self._skip_rest())
             if is_whole and self.head.stays and self.wire.is_drained:
                 self._pool.put(self._origin, self.wire)
@@ -134,7 +136,7 @@ def exchange(
             pool.forget(origin)
             raise
         except OSError:
-            if wire.has_answered:
+            if wire.has_answered or is_stopped():
                 raise
             # The server closed the idle connection just now, so another one is used.
     wire = pool.open(origin)
@@ -143,8 +145,8 @@ def exchange(
 
 
 def _ask(wire: Wire, method: str, request: bytes, deadline: Deadline) -> Head:
-    wire.deadline, wire.has_answered = deadline, False
     try:
+        wire.begin(deadline)
         wire.send(request)
         return read_head(wire, has_body=method != "HEAD")
     except BaseException:

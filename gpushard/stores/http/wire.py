@@ -7,14 +7,18 @@ no more is taken than was asked for.
 from __future__ import annotations
 
 import re
+import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from gpushard.options import KIB
+from gpushard.stop_flag import StopFlag, flag_here
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
 
 # Of all heads of an answer, early ones (RFC 9110, 15.2) included. Web servers send,
 # and accept, 8 to 16 KiB.
@@ -88,7 +92,15 @@ class Wire:
         Whether any byte came since it was last set to False.
     """
 
-    __slots__ = ("_at", "_buffer", "deadline", "has_answered", "socket")
+    __slots__ = (
+        "_at",
+        "_buffer",
+        "_changing",
+        "_stop",
+        "deadline",
+        "has_answered",
+        "socket",
+    )
 
     def __init__(self, socket: socket.socket, deadline: Deadline) -> None:
         self.socket = socket
@@ -96,6 +108,10 @@ class Wire:
         self.has_answered = False
         self._buffer = b""
         self._at = 0
+        self._stop: StopFlag | None = None
+        # Held while the socket is closed or replaced. Its number may then be another's,
+        # which must not be shut down.
+        self._changing = RLock()
 
     @property
     def is_drained(self) -> bool:
@@ -104,9 +120,44 @@ class Wire:
         pending = getattr(self.socket, "pending", None)
         return self._at == len(self._buffer) and not (pending and pending())
 
+    def begin(self, deadline: Deadline) -> None:
+        """Begin what ends by `deadline`, or once nobody waits for this thread.
+
+        Raises
+        ------
+        BrokenAnswerError
+            Nobody does.
+        """
+        self.deadline, self.has_answered = deadline, False
+        self._stop = stop = flag_here()
+        if stop is not None and not stop.begin(self):
+            raise BrokenAnswerError("nobody waits for the answer any more")
+
+    def end(self) -> bool:
+        """Whether what was begun was not broken off, nor will be any more."""
+        stop, self._stop = self._stop, None
+        return stop is None or stop.end(self)
+
+    def break_off(self) -> None:
+        """End what another thread waits for here; that thread closes the connection."""
+        with self._changing, suppress(OSError):
+            # What TLS makes of `shutdown` would let that thread go on without it.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
+    def secure(self, context: ssl.SSLContext, host: str) -> None:
+        """Begin TLS."""
+        self.socket.settimeout(self.deadline.next_s())
+        with self._changing:
+            self.socket = context.wrap_socket(
+                self.socket, server_hostname=host, do_handshake_on_connect=False
+            )
+        self.socket.do_handshake()
+
     def close(self) -> None:
         """Close the connection; nothing waits for what the server still sends."""
-        self.socket.close()
+        self.end()
+        with self._changing:
+            self.socket.close()
 
     def __del__(self) -> None:
         """Close what an interrupt between two lines has left to nobody."""

@@ -1,0 +1,108 @@
+"""A flag is set for good, and ends what waits for it or was begun for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from forked import answers_in_a_fork
+from gpushard import pools
+from gpushard.stop_flag import StopFlag, enter, flag_here, is_stopped, leave, stop_all
+
+
+class Noted:
+    """A request that notes that it was broken off."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def break_off(self) -> None:
+        self.n += 1
+
+
+@pytest.fixture
+def flag() -> Iterator[StopFlag]:
+    """One that this thread works for."""
+    made = StopFlag()
+    enter(made)
+    yield made
+    leave()
+
+
+def test_a_flag_is_set_for_good_and_wakes_all_who_wait():
+    flag, told = StopFlag(), []
+    assert not flag.is_set()
+    assert not flag.wait(0.001)
+    threads = [
+        threading.Thread(target=lambda: told.append(flag.wait(30))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        flag.set()
+    for thread in threads:
+        thread.join(10)
+    assert told == [True] * 3
+    assert flag.is_set()
+    assert flag.wait(0)
+
+
+def test_requests_under_way_are_broken_off_once_and_no_others():
+    flag, ended, under_way = StopFlag(), Noted(), [Noted(), Noted()]
+    for request in (ended, *under_way):
+        assert flag.begin(request)
+    assert flag.end(ended)
+    for _ in range(2):
+        flag.set()
+    assert [request.n for request in (ended, *under_way)] == [0, 1, 1]
+    assert not flag.end(under_way[0])
+
+
+def test_a_request_that_begins_too_late_is_told_and_is_broken_off_by_the_next_one():
+    flag, late = StopFlag(), Noted()
+    flag.set()
+    assert not flag.begin(late)
+    flag.set()
+    assert late.n == 1
+
+
+def test_a_thread_knows_for_whom_it_works(flag):
+    seen: list[StopFlag | None] = []
+    other = threading.Thread(target=lambda: seen.append(flag_here()))
+    other.start()
+    other.join(10)
+    assert seen == [None]
+    assert flag_here() is flag
+    assert not is_stopped()
+    stop_all()
+    assert is_stopped()
+    leave()
+    assert not is_stopped()
+
+
+def test_what_a_thread_hands_on_is_for_the_same_ones(flag):
+    pool = pools.pool_of("store", 2)
+    (handed,) = pools.begun(pool, [flag_here])
+    assert handed.result() is flag
+    leave()
+    (handed,) = pools.begun(pool, [flag_here])
+    assert handed.result() not in (None, flag)
+
+
+def test_a_thread_that_works_for_others_does_not_stop_them(flag):
+    handed = pools.begun(pools.pool_of("store", 2), [int])
+    pools.break_off(handed)
+    assert not flag.is_set()
+    leave()
+    pools.break_off(handed)
+    assert flag.is_set()
+    pools.end(handed)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_threads_of_a_fork_work_for_nobody(flag):
+    assert answers_in_a_fork(lambda: flag_here() is None)
+    assert flag_here() is flag
