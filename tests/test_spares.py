@@ -98,21 +98,3 @@ def test_one_lost_to_an_interrupt_ends_the_waits_of_all_others(take):
                     other.result(5)
         finally:  # if they wait after all, they are not to wait for ever
             spares.put("a")
-
-
-def test_what_is_handed_back_early_is_there_for_others_once():
-    spares = Spares(["a"])
-    with spares.one_for_now() as (first, hand_back):
-        assert first == "a"
-        hand_back()
-        hand_back()
-        with spares.one() as second:
-            assert second == "a"
-            hand_back()
-            used = []
-            spares.use_one(used.append)
-            assert used == []
-    used = []
-    spares.use_one(used.append)
-    spares.use_one(used.append)
-    assert used == ["a", "a"]

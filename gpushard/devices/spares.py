@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Thing = TypeVar("Thing")
@@ -33,25 +33,14 @@ class Spares(Generic[Thing]):
 
         Raises `KeyboardInterrupt` if another thread was interrupted and lost one.
         """
-        with self.one_for_now() as (thing, _):
-            yield thing
-
-    @contextmanager
-    def one_for_now(self) -> Iterator[tuple[Thing, Callable[[], None]]]:
-        """As `one`, and what hands it back before the context ends, from any thread."""
-        taken: list[Thing | None] = [None]
-
-        def hand_back() -> None:
-            with suppress(IndexError):  # it was handed back before
-                self._unused.put(taken.pop())
-
+        thing = None
         try:
-            taken[0] = thing = self._unused.get()
+            thing = self._unused.get()
             if thing is None:
                 raise KeyboardInterrupt
-            yield thing, hand_back
+            yield thing
         finally:
-            hand_back()
+            self._unused.put(thing)
 
     def use_one(self, use: Callable[[Thing], object]) -> None:
         """Call `use` with one that nobody uses; do nothing if all are in use."""
