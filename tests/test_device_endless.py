@@ -74,6 +74,23 @@ def test_a_read_ends_with_the_damage_that_keeps_the_decoder_busy(device, tmp_pat
     assert time.monotonic() - began < LIMIT_S
 
 
+def test_memory_is_kept_before_anybody_finds_the_device_broken(
+    device, tmp_path, monkeypatch
+):
+    begin, known = endless.Endless.begin, []
+
+    def noted(self, owner):
+        known.append(owner._broken_by)
+        begin(self, owner)
+
+    monkeypatch.setattr(endless.Endless, "begin", noted)
+    stored(tmp_path / "a", "gzip")
+    device.victim = 0
+    with pytest.raises(DeviceError):
+        opened(tmp_path / "a")[...]
+    assert known[0] == ""
+
+
 def test_a_device_that_is_stuck_without_damage_is_told_as_such(device, tmp_path):
     stored(tmp_path / "a", "gzip")
     device.victim = 0

@@ -153,8 +153,9 @@ class CudaDevice:
         return self.failure(self._cupy.cuda.driver.CUDADriverError(status))
 
     def _give_up(self, why: str) -> None:
-        self._broken_by = why
+        # Whoever finds the device broken drops memory, which is to be kept by then.
         self._endless.begin(self)
+        self._broken_by = why
 
     def keep(self, *things: Any) -> None:
         """Keep things that work without an end may use; see `Device`."""
