@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +27,7 @@ from gpushard.devices.sink import settled
 from gpushard.devices.slabs import PinnedSlab, Slab, pooled_nbytes
 from gpushard.devices.spares import Spares
 from gpushard.selecting.selection import whole
+from gpushard.stop_flag import StopFlag, enter, leave
 from gpushard.workers import run_side_by_side
 from zarr_oracle import assert_same_bits
 
@@ -202,6 +205,19 @@ def test_who_needs_the_slot_of_a_lane_is_told_once_that_is_idle(monkeypatch):
     assert lane.pending is None
 
 
+def test_two_threads_may_tell_those_who_wait_for_a_lane():
+    class Raced(deque):
+        def pop(self):
+            self.clear()  # the other one was faster
+            return super().pop()
+
+    device = emulated()
+    lane = Lane(device, device.create_stream(), small_batches(100))
+    lane.waiting = Raced([SimpleQueue()])
+    lane.tell()
+    assert not lane.waiting
+
+
 def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
     # As after an interrupt in the thread that had the lane.
     monkeypatch.setattr(landed, "_LOOK_S", 0.001)
@@ -220,6 +236,27 @@ def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
     slot.note_use(lane)
     slot.reclaim()
     assert (lane.n_settled, other.n_settled) == (1, 2)
+
+
+def test_the_wait_for_a_lane_that_was_lost_ends_with_the_read():
+    # As when an interrupt comes while the thread that had it hands it back.
+    device, flag = emulated(), StopFlag()
+    lost, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
+    n_looks = iter(range(5))
+
+    def settled_one():
+        if next(n_looks) == 2:
+            flag.set()
+        return nullcontext(other)
+
+    slot = DeviceSlot(device, 100, settled_one)
+    slot.note_use(lost)
+    enter(flag)
+    try:
+        with pytest.raises(gpushard.DeviceError, match="nobody waits"):
+            slot.reclaim()
+    finally:
+        leave()
 
 
 def test_pinned_memory_is_asked_for_in_few_sizes():

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
 from threading import Event
 
 import pytest
 
+from gpushard.devices import spares as spares_module
 from gpushard.devices.spares import Spares
+from gpushard.errors import DeviceError
+from gpushard.stop_flag import StopFlag, enter, leave
+from interrupts import is_cut_off
+
+# Python looks for signals at calls and at the ends of loops, not before these.
+UNREACHED = ("try:", "self._unused.put(thing)")
 
 
 class Interrupted(queue.SimpleQueue):
     """Gives one thing to nobody, as an interrupt at the end of `get` does."""
 
-    def get(self, *args):
-        super().get(*args)
+    def get(self, *args, **more):
+        super().get(*args, **more)
         raise KeyboardInterrupt
 
     def get_nowait(self):
@@ -97,4 +106,44 @@ def test_one_lost_to_an_interrupt_ends_the_waits_of_all_others(take):
                 with pytest.raises(KeyboardInterrupt):
                     other.result(5)
         finally:  # if they wait after all, they are not to wait for ever
+            spares.put("a")
+
+
+def test_an_interrupt_at_any_line_loses_nothing():
+    def use(spares):
+        with spares.one():
+            pass
+
+    for n_line in count(1):
+        spares = Spares("a")
+        using = partial(use, spares)
+        was_cut = is_cut_off(using, n_line, ("devices/spares.py",), UNREACHED)
+        assert not spares._unused.empty()
+        if not was_cut:
+            break
+    assert n_line > 4
+
+
+def test_the_wait_for_one_that_was_lost_ends_with_the_read(monkeypatch):
+    monkeypatch.setattr(spares_module, "_LOOK_S", 0.01)
+    flag = StopFlag()
+
+    spares = Spares()
+
+    def wait():
+        enter(flag)
+        try:
+            wait_for_one(spares)
+        finally:
+            leave()
+
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(wait)
+        try:
+            with pytest.raises(TimeoutError):
+                waits.result(0.1)
+            flag.set()
+            with pytest.raises(DeviceError, match="nobody waits"):
+                waits.result(5)
+        finally:  # as above
             spares.put("a")

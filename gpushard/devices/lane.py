@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -140,8 +140,9 @@ class Lane:
 
     def tell(self) -> None:
         """Have those who wait for the lane look at it again."""
-        while self.waiting:
-            self.waiting.pop().put(None)
+        with suppress(IndexError):  # that was the last one; others tell them, too
+            while True:
+                self.waiting.pop().put(None)
 
     def _note_settled(self) -> None:
         self.n_settled += 1

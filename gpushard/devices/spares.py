@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
+from gpushard.errors import DeviceError
+from gpushard.stop_flag import is_stopped
+
 Thing = TypeVar("Thing")
+
+# Whoever has waited so long looks whether anybody waits for the read.
+_LOOK_S = 0.1
 
 
 class Spares(Generic[Thing]):
@@ -15,7 +21,8 @@ class Spares(Generic[Thing]):
 
     An interrupt between the end of a `get` and the name for what it gave loses a thing.
     None is put in its place then, and ends the wait of everyone else: the read that was
-    interrupted is over anyway.
+    interrupted is over anyway. An interrupt just as a context ends loses a thing for as
+    long as the error is about; then others wait until they are told that the read ends.
     """
 
     def __init__(self, things: Iterable[Thing] = ()) -> None:
@@ -31,15 +38,22 @@ class Spares(Generic[Thing]):
     def one(self) -> Iterator[Thing]:
         """Wait for one that nobody uses; it is handed back when the context ends.
 
-        Raises `KeyboardInterrupt` if another thread was interrupted and lost one.
+        Raises `KeyboardInterrupt` if another thread was interrupted and lost one, and
+        as `refuse_stopped`.
         """
         thing = None
         try:
-            thing = self._unused.get()
+            while True:
+                try:
+                    thing = self._unused.get(timeout=_LOOK_S)
+                    break
+                except queue.Empty:
+                    refuse_stopped()
             if thing is None:
                 raise KeyboardInterrupt
             yield thing
         finally:
+            # One call of C, as an interrupt before it would lose the thing.
             self._unused.put(thing)
 
     def use_one(self, use: Callable[[Thing], object]) -> None:
@@ -56,3 +70,9 @@ class Spares(Generic[Thing]):
                 use(thing)
         finally:
             self._unused.put(thing)
+
+
+def refuse_stopped() -> None:
+    """Raise `DeviceError` if nobody waits for what the calling thread reads."""
+    if is_stopped():
+        raise DeviceError("nobody waits for the read any more")

@@ -24,7 +24,7 @@ from gpushard.devices.payload.landing import (
     read_back,
 )
 from gpushard.devices.slabs import Slab
-from gpushard.devices.spares import Spares
+from gpushard.devices.spares import Spares, refuse_stopped
 from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.selecting.selection import Ints
@@ -84,12 +84,16 @@ class DeviceSlot:
         self._used.append((lane, lane.n_settled))
 
     def reclaim(self) -> None:
-        """Wait until no batch needs the bytes; raises what settling a batch raises."""
+        """Wait until no batch needs the bytes.
+
+        Raises what settling a batch raises, and as `refuse_stopped`.
+        """
         while self._used:
             lane, n_settled = self._used[-1]
             if lane.n_settled > n_settled:
                 self._used.pop()
                 continue
+            refuse_stopped()  # the interrupt that ends the read may have lost the lane
             news: SimpleQueue[None] = SimpleQueue()
             lane.waiting.append(news)
             # It may be another one, but each idle lane has its turn.
