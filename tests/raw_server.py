@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +24,20 @@ def sized(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     """An answer whose head tells the size of its body."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+@contextmanager
+def unanswering() -> Iterator[tuple[str, int]]:
+    """Address of a listener with a full queue; on Linux what comes is dropped."""
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        ExitStack() as queue,
+    ):
+        for _ in range(3):
+            one = queue.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(silent.getsockname())
+        yield silent.getsockname()
 
 
 class RawServer:

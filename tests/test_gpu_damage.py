@@ -147,17 +147,23 @@ def damaged(place, chain, part):
     return values
 
 
-def outcome(place, result, read=READ):
-    """What another process was told of reading the array."""
-    script = READS.replace("READ", read).replace("HANGS_S", str(HANGS_S))
-    out, err = result.with_suffix(".out"), result.with_suffix(".err")
-    command = [sys.executable, "-c", script, str(place), str(result)]
+def ended(command, out, err):
+    """A process that has ended, or was killed; what it said is in two files."""
     with out.open("w") as told, err.open("w") as trouble:
         child = subprocess.Popen(command, stdout=told, stderr=trouble)
     try:
         child.wait(HAS_S)
     except subprocess.TimeoutExpired:
         child.kill()  # not waited for: it may be held up in the driver
+    return child
+
+
+def outcome(place, result, read=READ):
+    """What another process was told of reading the array."""
+    script = READS.replace("READ", read).replace("HANGS_S", str(HANGS_S))
+    out, err = result.with_suffix(".out"), result.with_suffix(".err")
+    command = [sys.executable, "-c", script, str(place), str(result)]
+    child = ended(command, out, err)
     # Seen with -rA, or if the test fails. CuPy complains of a lost device at the end.
     said = err.read_text()
     sys.stdout.write(out.read_text() + said[:6000] + said[6000:][-3000:])
@@ -237,16 +243,11 @@ def stuck_outcome(place, *, is_first, spins=SPINS):
     script = script.replace("PATIENCE_S", str(PATIENCE_S))
     command = [sys.executable, "-c", script, str(place), str(is_first)]
     out, err = place.with_suffix(".out"), place.with_suffix(".err")
-    with out.open("w") as told, err.open("w") as trouble:
-        child = subprocess.Popen(command, stdout=told, stderr=trouble)
-    try:
-        child.wait(HAS_S)
-    except subprocess.TimeoutExpired:
-        child.kill()  # not waited for: it may be held up in the driver
-    ended = time.time()
+    child = ended(command, out, err)
+    end_s = time.time()
     sys.stdout.write(out.read_text() + err.read_text()[-9000:])
     told = json.loads(out.read_text().splitlines()[-1])
-    return told, ended - told["at"], child.returncode
+    return told, end_s - told["at"], child.returncode
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,7 +20,7 @@ from gpushard.stop_flag import StopFlag, enter, leave
 from gpushard.stores.http import exchange, pool
 from gpushard.stores.http.wire import Wire
 from gpushard.stores.remote_url import open_url
-from raw_server import RawServer, sized
+from raw_server import RawServer, sized, unanswering
 
 pytestmark = pytest.mark.network
 
@@ -242,16 +241,8 @@ def test_who_closes_a_connection_waits_until_it_is_shut_down(monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others accept or refuse it")
 def test_a_host_that_does_not_answer_is_let_go_of_at_once(wires):
-    """A listener with a full queue, whose system drops what comes."""
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
-        ExitStack() as queue,
-    ):
-        for _ in range(3):
-            one = queue.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(silent.getsockname())
-        store = open_url(f"http://127.0.0.1:{silent.getsockname()[1]}", {}, PATIENT)
+    with unanswering() as (host, port):
+        store = open_url(f"http://{host}:{port}", {}, PATIENT)
         took = seconds_to_end(lambda: store.get("a"), lambda: wires)
         assert took < AT_ONCE_S
         assert [wire.socket.fileno() for wire in wires] == [-1]

@@ -23,7 +23,7 @@ from gpushard.options import Options
 from gpushard.stores.http import exchange, pool
 from gpushard.stores.http.client import HttpClient
 from gpushard.stores.remote_url import open_url
-from raw_server import RawServer, sized
+from raw_server import RawServer, sized, unanswering
 from stored_object import BODY, read_one
 
 pytestmark = pytest.mark.network
@@ -227,22 +227,16 @@ def test_a_host_is_tried_at_each_of_its_addresses(server, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others accept or refuse it")
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch):
-    """A listener with a full queue, whose system drops what comes."""
     real = socket.getaddrinfo
     with (
         RawServer(lambda *_: [sized(b"body")]) as server,
-        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
-        ExitStack() as queue,
+        unanswering() as silent,
     ):
-        for _ in range(3):
-            one = queue.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(silent.getsockname())
         port = int(server.url.rpartition(":")[2])
 
         def found(*_: Any, **__: Any) -> Any:
             (one,) = real("127.0.0.1", port, type=socket.SOCK_STREAM)
-            return [(*one[:4], silent.getsockname()), one]
+            return [(*one[:4], silent), one]
 
         monkeypatch.setattr(socket, "getaddrinfo", found)
         url = f"http://two.example:{port}"

@@ -1,7 +1,7 @@
 """A CUDA device, used through CuPy: its allocator, its streams and its NVRTC.
 
 Only this module and `cuda_facts` import CuPy. CuPy's functions take Python integers,
-not NumPy ones. Nothing waits for the whole device, and no wait is without an end.
+not NumPy ones. Nothing waits for the whole device, and waits for batches have an end.
 """
 
 from __future__ import annotations
