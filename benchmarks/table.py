@@ -121,6 +121,8 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     yield ", ".join(f"{name} {packages[name]}" for name in sorted(packages))
     for name, reason in result["absent"].items():
         yield f"absent: {name} ({reason})"
+    if "numba" not in result["versions"].get(OURS, {"numba": None}):
+        yield "gpushard ran without its compiled loops; run: pip install '.[bench]'"
     yield ""
 
 

@@ -282,6 +282,7 @@ def test_the_table_says_where_a_peer_wins():
     assert "geometric mean of 2 rows: 0.71" in text
     assert "over the ceilings', gpushard: median 2.50, greatest 2.50" in text
     assert "absent: tensorstore_cached (not installed)" in text
+    assert "gpushard ran without its compiled loops" in text
 
 
 def test_a_contender_that_is_not_installed_is_absent_with_the_reason(monkeypatch):

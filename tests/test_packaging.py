@@ -96,6 +96,11 @@ def test_oldest_lane_runs_the_floor_of_every_dependency():
         assert f"{lane[name]}.".startswith(f"{floor}."), name
 
 
+def test_benchmarks_come_with_what_makes_reads_fast():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "gpushard[fast]" in project["optional-dependencies"]["bench"]
+
+
 def test_oldest_lane_installs_nothing_that_only_the_newest_needs(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
