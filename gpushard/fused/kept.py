@@ -19,11 +19,8 @@ from gpushard.fused.columns import (
     ENTRY,
     FILE,
     FILLED,
-    HIGH,
     KEEP,
-    LOW,
     N_ELEMENTS,
-    NBYTES,
     SOURCE,
     STEP,
 )
@@ -33,7 +30,13 @@ from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import ENOUGH, PART, WHOLE
 from gpushard.options import KIB
-from gpushard.placing.keeping import NO_KEY, first_key, fits, keys_of, takes_part
+from gpushard.placing.keeping import (
+    NO_KEY,
+    first_key,
+    first_keys,
+    fits,
+    takes_part,
+)
 from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -139,10 +142,9 @@ def kept_boxes(
     keeps = may_drop or not cache.is_sparing or weight >= ENOUGH
     if not (keeps or len(cache)):
         return None
-    shard = None
-    if len(known) > 1:
-        shard = np.arange(len(known)).repeat(np.diff(ends, prepend=0))
-    keys = keys_of(source, known, shard, boxes[:, ENTRY])
+    n_boxes = ends.copy()
+    n_boxes[1:] -= ends[:-1]
+    keys = boxes[:, ENTRY] + first_keys(source, known).repeat(n_boxes)
     kept, n_left = _mark_kept(cache, boxes, keys)
     if n_left and keeps and (may_drop or cache.has_room):
         return _mark_claimed(kept, boxes, keys, may_drop=may_drop, weight=weight)
@@ -253,8 +255,8 @@ def _mark_kept(cache: ChunkCache, boxes: Ints, keys: Ints) -> tuple[KeptBoxes, i
     if found.taken:
         addresses = found.addresses
         at: Any = np.flatnonzero(addresses) if n_left else slice(None)
-        boxes[at, SOURCE], boxes[at, NBYTES] = addresses[at], cache.chunk_nbytes
-        boxes[at, LOW], boxes[at, HIGH], boxes[at, FILE] = 0, 0, FILLED
+        boxes[at, : FILE + 1] = 0, cache.chunk_nbytes, 0, 0, FILLED
+        boxes[at, SOURCE] = addresses[at]
     return KeptBoxes(cache, found, is_all_found=not n_left), n_left
 
 

@@ -31,7 +31,7 @@ from gpushard.fused.files import (
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
-from gpushard.fused.laid import Boxes, Coordinate, Mesh, Scattered, grid_of, laid
+from gpushard.fused.laid import Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
@@ -40,7 +40,7 @@ from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT
 from gpushard.report import Tally
-from gpushard.selecting.selection import Selection
+from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory
 from gpushard.stores.local import LocalStore
@@ -154,9 +154,11 @@ class ShortReader:
             return False
         ends, n_wanted = rows[:, END], len(columns)
         kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
-        is_read = self._place(source, chain, boxes, out.nbytes, waits=waits)
-        if kept is None or not kept.is_all_found:
-            self._confirm(handles)
+        placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
+        if kept is not None and kept.is_all_found:
+            return bool(placer.run(columns).all())
+        is_read = self._place(source, placer, columns, waits=waits)
+        self._confirm(handles)
         if kept is not None and is_read:
             kept.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
@@ -213,9 +215,8 @@ class ShortReader:
     def _place(
         self,
         source: Source,
-        chain: FusedChain,
-        planned: Boxes,
-        out_nbytes: int,
+        placer: BoxPlacer,
+        boxes: Ints,
         *,
         waits: bool,
     ) -> bool:
@@ -223,15 +224,13 @@ class ShortReader:
 
         `waits` is whether the disk was found to be needed. It is not asked again then.
         """
-        boxes = planned.columns
         if waits or wait_for_disk(boxes):
             announce(boxes)
-        room = source.room
-        placer = BoxPlacer(chain, self._loops, planned.strides, room, out_nbytes)
+        chain = placer.chain
         widest = widest_nbytes(boxes)
         is_raw = chain.kind == RAW
         spanned = spanned_nbytes(boxes) if is_raw else widest
-        if spanned > room.most_window_nbytes:
+        if spanned > source.room.most_window_nbytes:
             return False
         window = window_nbytes(source.options, spanned)
         nbytes = widest if is_raw else chain.chunk_nbytes

@@ -35,24 +35,28 @@ def first_key(source: Source, known: KnownIndex | None) -> int | None:
     return known.first_key
 
 
-def keys_of(
-    source: Source, known: Sequence[Any], shard: Ints | None, entry: Ints
-) -> Ints:
+def first_keys(source: Source, known: Sequence[Any]) -> Ints:
+    """`first_key` of each shard: int64, shape (n_shards,); `NO_KEY` in place of None.
+
+    `known` are their indexes; any other object if a shard is missing or damaged.
+    """
+    first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
+    return np.array([NO_KEY if key is None else key for key in first], np.int64)
+
+
+def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> Ints:
     """Keys of inner chunks: int64, shape (n_chunks,); negative where none can be kept.
 
     Parameters
     ----------
     known
-        Index of each shard; any other object if a shard is missing or damaged.
+        As in `first_keys`.
     shard, entry
         int64, shape (n_chunks,). The shard of each inner chunk, and its place in the
-        index of that shard. `shard` may be None if there is only one.
+        index of that shard.
     """
-    first = [first_key(source, k) if isinstance(k, KnownIndex) else None for k in known]
-    firsts = [NO_KEY if key is None else key for key in first]
-    if shard is None or len(firsts) == 1:
-        return entry + firsts[0]
-    return np.array(firsts, np.int64)[shard] + entry
+    firsts = first_keys(source, known)
+    return entry + (firsts[0] if len(firsts) == 1 else firsts[shard])
 
 
 def fits(source: Source, n_chunks: int) -> bool:
