@@ -19,7 +19,7 @@ from gpushard.nearby import hinting
 from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import parsed_dtype
-from gpushard.reading.results import ReadRequest, read_on_host, read_single
+from gpushard.reading.results import ReadRequest, read_new, read_on_host, read_single
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
@@ -185,8 +185,7 @@ class Array(DescribedArray):
                 return single
             is_parsed = isinstance(key, Wanted)
             chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
-            request = ReadRequest([chosen], [None], source.layout.dtype)
-            (result,) = self._read(request)
+            result = self._new(chosen)
         return as_numpy_would(result, chosen)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -252,7 +251,9 @@ class Array(DescribedArray):
 
     def _read_by(self, parse: Parse, key: Any) -> Any:
         selection = self._selection(key, parse)
-        return as_numpy_would(self.read(selection), selection)
+        with self._naming:
+            result = self._new(selection)
+        return as_numpy_would(result, selection)
 
     def _write_by(self, parse: Parse, key: Any, value: Any) -> None:
         self._write(self._selection(key, parse), value)
@@ -273,6 +274,13 @@ class Array(DescribedArray):
 
     def _named(self) -> AbstractContextManager[None]:
         return self._naming
+
+    def _new(self, selection: Wanted) -> Any:
+        """New array with the elements of a selection, where those of this array go."""
+        if self._device is None:
+            return read_new(self.source, selection)
+        request = ReadRequest([selection], [None], self.source.layout.dtype)
+        return self._read(request)[0]
 
     def _read(self, request: ReadRequest, memory_limit: int | None = None) -> list[Any]:
         source = self.source.limited(memory_limit)

@@ -82,7 +82,7 @@ def usable_output(
         there is not enough memory for the result.
     """
     if out is None:
-        return _new(shape, dtype)
+        return new_output(shape, dtype)
     # A subclass may write in a way of its own: a masked array leaves elements out.
     array = out if type(out) is np.ndarray else _viewed(out)
     if array.shape != shape:
@@ -94,7 +94,11 @@ def usable_output(
     return array
 
 
-def _new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """New array of `shape`, not written yet.
+
+    Raises `SelectionError` if there is not enough memory for it.
+    """
     try:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES or dtype.hasobject:

@@ -15,7 +15,7 @@ from gpushard.fetching.job import Job
 from gpushard.fused.choice import host_sink, note_small_read
 from gpushard.fused.ways import short_ways
 from gpushard.options import KIB
-from gpushard.placing.outputs import usable_output
+from gpushard.placing.outputs import new_output, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
@@ -86,11 +86,32 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     if len(arrays) == 1:  # points are not read together with others by the loops
         selections = [listed_as_points(source, request.selections[0])]
         request = request._replace(selections=selections)
-    if request.tally is not None or not _read_small(source, request, arrays):
-        tally = request.tally or Tally(is_wanted=False)
-        read = partial(read_at_once, tally=tally, damage=request.damage)
-        read_in_rounds(source, request.selections, arrays, read)
+    is_read = (
+        len(arrays) == 1
+        and request.tally is None
+        and _read_small(source, request.selections[0], arrays[0], request.damage)
+    )
+    if not is_read:
+        _read_large(source, request, arrays)
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def read_new(source: Source, selection: Wanted) -> NDArray[Any]:
+    """New host array with the elements that `selection` selects.
+
+    The same as `read_on_host` returns, which takes as long to find that nothing else is
+    asked of it as many a short read takes in all.
+
+    Raises
+    ------
+    SelectionError, CorruptShardError, StoreError
+        As `read_on_host` does.
+    """
+    out = new_output(selection.shape, source.layout.dtype)
+    selection = listed_as_points(source, selection)
+    if not _read_small(source, selection, out):
+        _read_large(source, ReadRequest([selection], [out], out.dtype), [out])
+    return out
 
 
 def stream_refused() -> SelectionError:
@@ -117,12 +138,13 @@ def read_single(source: Source, key: Any) -> Any:
 
 
 def _read_small(
-    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
+    source: Source,
+    selection: Wanted,
+    out: NDArray[Any],
+    damage: Damage = ENDS_READ,
 ) -> bool:
-    if len(arrays) != 1 or not source.options.small_read_chunks:
-        return False
-    selection, out = request.selections[0], arrays[0]
-    if isinstance(selection, Listed):
+    """Whether a selection could be read into `out` in one of the ways for little."""
+    if not source.options.small_read_chunks or isinstance(selection, Listed):
         return False
     reader = short_ways(source).short
     try:
@@ -136,10 +158,18 @@ def _read_small(
         if is_read and reader is None:
             note_small_read(source)
     except CorruptShardError:
-        if not request.damage.replaces:
+        if not damage.replaces:
             raise
         return False
     return is_read
+
+
+def _read_large(
+    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
+) -> None:
+    tally = request.tally or Tally(is_wanted=False)
+    read = partial(read_at_once, tally=tally, damage=request.damage)
+    read_in_rounds(source, request.selections, arrays, read)
 
 
 def read_at_once(
