@@ -87,7 +87,7 @@ class Mesh(NamedTuple):
     @property
     def axes(self) -> Ints:
         """Rows of each axis: int64, shape (12, n_axes)."""
-        return np.array(tuple(zip(*self.columns, strict=True)), np.int64)
+        return np.array(self.columns, np.int64).T.copy()
 
     def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
