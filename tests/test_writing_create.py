@@ -246,11 +246,13 @@ def test_a_path_made_of_a_url_makes_no_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("file/a", "Not a directory"), ("nul\0", "embedded null byte")]
+    ("name", "why"), [("file/a", "Not a directory"), ("nul\0", "embedded null")]
 )
 def test_a_path_of_which_no_directory_can_be_made_is_refused(name, why, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(gpushard.OptionError, match=f"directory cannot be made: {why}"):
+    with pytest.raises(
+        gpushard.OptionError, match=f"directory cannot be made: .*{why}"
+    ):
         gpushard.create_array(tmp_path / name, **PLAIN)
 
 
