@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from math import inf, isfinite, prod
 
@@ -181,10 +182,19 @@ def test_every_figure_says_where_it_comes_from(compressor):
             assert any(f"[{basis}]" in reason for basis in "gme"), reason
 
 
+def test_the_command_explains_every_mark_of_its_figures(tmp_path):
+    lines = run("info", write_shards(tmp_path / "src"), "--advise").stdout.splitlines()
+    (legend,) = (line for line in lines if line.startswith("figures"))
+    lines.remove(legend)
+    used = set(re.findall(r"\[[a-z]\]", "".join(lines)))
+    assert "[g]" in used
+    assert used <= set(re.findall(r"\[[a-z]\]", legend))
+    assert "[g] measured on a GPU" in legend
+
+
 def test_the_command_prints_advice_and_how_to_follow_it(tmp_path):
     src = write_shards(tmp_path / "src")
     text = run("info", src, "--advise").stdout
-    assert "not measured on a GPU yet" in text
     assert "leave it as it is" in text
     facts = run_json("info", src, "--advise")["advice"]
     assert facts["command"] is None

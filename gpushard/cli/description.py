@@ -34,9 +34,9 @@ _MAX_INDEXES = 1_000
 _UNTOLD = ("", "keep")
 
 _ADVICE_BASIS = {
-    "p": "published by others",
+    "g": "measured on a GPU (H200)",
     "m": "measured on a CPU",
-    "e": "estimated; not measured on a GPU yet",
+    "e": "estimated",
 }
 
 
