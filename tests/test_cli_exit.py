@@ -134,10 +134,11 @@ def test_a_closed_stream_is_one_that_keeps_nothing(closed, sample):
     assert ended("info", sample / "u", preexec_fn=close)[0] == 0
 
 
-def test_characters_that_stdout_lacks_are_replaced(tmp_path, monkeypatch):
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_stdout_lacks_are_replaced(encoding, tmp_path, monkeypatch):
     path = tmp_path / "温度.zarr"
     zarr.create_array(path, shape=(4,), dtype="i1", chunks=(2,), shards=(4,))[...] = 1
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
     for command in ("map", "verify", "info"):
         assert ended(command, path)[0] == 0
 

@@ -119,8 +119,13 @@ def stdout_console() -> Console:
 
 
 def printable(text: str) -> str:
-    """Text without control characters, since anybody may have chosen a name."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    """Text without control characters, since anybody may have chosen a name.
+
+    Characters that the encoding of stdout lacks are escaped, too.
+    """
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _json_texts(facts: Mapping[str, Any]) -> Iterator[str]:
