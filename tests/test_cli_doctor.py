@@ -15,6 +15,7 @@ from cli_runs import run, run_json
 from cuda_host import kvikio_standin
 from gpushard import codecs
 from gpushard.cli import codec_table, diagnosis, gpu_software
+from gpushard.codecs.base import FILTERS_OF_NUMCODECS
 from gpushard.devices import find
 from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
@@ -159,6 +160,11 @@ def test_a_codec_is_decoded_where_a_read_decodes_it(codec, gpu, cpu):
     assert bool(row["why"]) is (gpu is None)
 
 
+def test_codecs_have_the_same_order_in_every_process():
+    filters = [name for name in rows() if name in FILTERS_OF_NUMCODECS]
+    assert filters == sorted(FILTERS_OF_NUMCODECS)
+
+
 def test_the_table_goes_by_what_devices_decode(monkeypatch):
     from gpushard.devices.decoding import chain
 
@@ -171,15 +177,15 @@ def test_the_table_goes_by_what_devices_decode(monkeypatch):
 def test_a_codec_that_the_reader_refuses_is_decoded_nowhere(monkeypatch):
     def refuse(document, path):
         if "numcodecs.zstd" in str(document):
-            raise UnsupportedError("the codec needs a package that is not installed")
+            raise UnsupportedError("a package is missing", hint="run: pip install it")
         return parse_array(document, path)
 
     parse_array = codec_table.parse_array
     monkeypatch.setattr(codec_table, "parse_array", refuse)
     row = rows()["numcodecs.zstd"]
     assert (row["gpu"], row["cpu"]) == (None, None)
-    assert row["why"] == "the codec needs a package that is not installed"
-    assert "no: the codec needs a package" in run("doctor").stdout
+    assert row["why"] == "a package is missing; run: pip install it"
+    assert "no: a package is missing; run: pip install it" in run("doctor").stdout
     assert rows()["zstd"]["cpu"] is not None
 
 

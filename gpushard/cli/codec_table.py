@@ -93,8 +93,7 @@ def _row(
         (on_gpu,) = (p for p in placed_codecs(source, gpu) if p.codec == name)
         (on_cpu,) = (p for p in source.pipeline.placements() if p.codec == name)
     except (GpushardError, ImportError) as error:
-        why = error.what if isinstance(error, GpushardError) else str(error)
-        return {"codec": label, "gpu": None, "cpu": None, "why": why}
+        return {"codec": label, "gpu": None, "cpu": None, "why": _told(error)}
     is_on_gpu = on_gpu.where != "host"
     return {
         "codec": label,
@@ -102,6 +101,13 @@ def _row(
         "cpu": on_cpu.library,
         "why": "" if is_on_gpu else on_gpu.why,
     }
+
+
+def _told(error: GpushardError | ImportError) -> str:
+    """What keeps a codec from being decoded, and what to do."""
+    if isinstance(error, GpushardError):
+        return "; ".join(filter(None, (error.what, error.hint)))
+    return str(error)
 
 
 def _document(name: str, configuration: dict[str, Any]) -> dict[str, Any]:

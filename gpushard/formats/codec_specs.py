@@ -25,7 +25,7 @@ SHUFFLE = "numcodecs.shuffle"
 
 _KINDS = {
     "transpose": Kind.ARRAY_ARRAY,
-    **dict.fromkeys(FILTERS_OF_NUMCODECS, Kind.ARRAY_ARRAY),
+    **dict.fromkeys(sorted(FILTERS_OF_NUMCODECS), Kind.ARRAY_ARRAY),
     "numcodecs.packbits": Kind.ARRAY_ARRAY,
     "bytes": Kind.ARRAY_BYTES,
     SHARDING: Kind.ARRAY_BYTES,
