@@ -112,6 +112,12 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
         assert any("XDG_CACHE_HOME" in a for a in facts["advice"]) == (place is None)
 
 
+def test_doctor_tells_nothing_of_a_place_that_is_not_there(tmp_path):
+    told = run("doctor", tmp_path / "misspelt", code=2)
+    assert told.stdout == ""
+    assert "misspelt' does not exist" in told.stderr
+
+
 def test_doctor_tells_people_the_same(driver, monkeypatch):
     nvcomp(monkeypatch)
     facts, text = run_json("doctor"), run("doctor").stdout
@@ -377,5 +383,7 @@ def test_the_file_system_is_that_of_the_place_asked_for(monkeypatch, tmp_path):
         "else": ("overlay", "/"),
     }.items():
         assert gpu_software.file_system_of(tmp_path / place) == expected
-    gds = run_json("doctor", tmp_path / "größe" / "my disk")["gpu"]["gds"]
+    disk = tmp_path / "größe" / "my disk"
+    disk.mkdir(parents=True)
+    gds = run_json("doctor", disk)["gpu"]["gds"]
     assert (gds["file_system"], gds["file_system_is_supported"]) == ("xfs", True)

@@ -16,6 +16,7 @@ def doctor(
         Path,
         typer.Argument(
             metavar="[PATH]",
+            exists=True,
             help="Where data lie: tells whether its file system suits a GPU.",
             show_default=False,
         ),
