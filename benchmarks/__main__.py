@@ -113,7 +113,9 @@ def _writing(arguments: list[str]) -> int:
     add("--repetitions", type=int, default=writing.REPETITIONS)
     add("--out", type=Path, help="result file")
     given = parser.parse_args(arguments)
-    result = writing.measure(given.nbytes, given.inner, given.codecs, given.repetitions)
+    result = writing.measure(
+        given.nbytes, given.inner, given.codecs, given.repetitions, _say
+    )
     _keep(result, given.out)
     _say(writing.render(result))
     return 0

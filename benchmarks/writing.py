@@ -13,6 +13,7 @@ import math
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -80,15 +81,19 @@ def measure(
     inner_nbytes: Sequence[int],
     codecs: Sequence[str],
     repetitions: int = REPETITIONS,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Least wall times of each contender, with the machine they were taken on.
 
     A contender that is missing, or cannot write an array, has no time in its row.
+    `say` is told each row as soon as it is known, since all take minutes.
     """
     before, writers, rows = load(), _writers(), list[Row]()
+    say(_head())
     for config in configs(("field",), tuple(inner_nbytes), tuple(codecs), nbytes):
         values = data.generate(config.dataset, config.shape)
         rows.append(_row(config, values, writers, repetitions))
+        say(_line(rows[-1]))
     packages = ("zarr", "zarrs", "tensorstore")
     return {
         "commit": commit(),
@@ -137,9 +142,12 @@ def _written(
     root = Path(tempfile.mkdtemp())
     try:
         path = data.begin(config, root)
-        start = time.perf_counter()
-        write(path, values)
-        seconds = time.perf_counter() - start
+        with warnings.catch_warnings():
+            # zarrs warns of each array that it leaves to zarr-python.
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            write(path, values)
+            seconds = time.perf_counter() - start
         if compares:
             _refuse_other(path, values)
         return seconds
@@ -165,15 +173,17 @@ def ratio(row: Row) -> float | None:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The rows as text, with the ratio to the best peer."""
-    names = list(_MAKERS)
-    head = "".join(f"{name:>13}" for name in names)
+    """The mean of the ratios to the best peer, as text."""
     ratios = [found for found in map(ratio, result["rows"]) if found is not None]
-    lines = [f"{'ms':18}{head}{'best / ours':>13}", *map(_line, result["rows"])]
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        lines.append(f"geometric mean of {len(ratios)} rows: {mean:.2f}")
-    return "\n".join(lines)
+    if not ratios:
+        return "no other library is installed"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"geometric mean of {len(ratios)} rows: {mean:.2f}"
+
+
+def _head() -> str:
+    names = "".join(f"{name:>13}" for name in _MAKERS)
+    return f"{'ms':18}{names}{'best / ours':>13}"
 
 
 def _line(row: Row) -> str:

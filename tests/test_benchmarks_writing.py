@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -12,6 +13,11 @@ from benchmarks import __main__ as command
 from benchmarks import writing
 from benchmarks.configs import KIB
 
+ROW = {
+    "inner_nbytes": 4 * KIB,
+    "codec": "none",
+    "wall_ms": {"gpushard": 4.0, "zarr": 8.0, "tensorstore": 2.0},
+}
 FEW = ["--nbytes", str(128 * KIB), "--inner", str(4 * KIB), "--repetitions", "1"]
 
 
@@ -40,12 +46,24 @@ def test_a_contender_that_writes_something_else_is_caught(monkeypatch):
 
 
 def test_a_peer_that_is_faster_has_a_ratio_below_one():
-    row = {
-        "inner_nbytes": 4 * KIB,
-        "codec": "none",
-        "wall_ms": {"gpushard": 4.0, "zarr": 8.0, "tensorstore": 2.0},
-    }
-    assert writing.ratio(row) == 0.5
+    assert writing.ratio(ROW) == 0.5
     assert writing.ratio({"wall_ms": {"gpushard": 4.0}}) is None
-    text = writing.render({"rows": [row]})
-    assert text.splitlines()[1].split() == ["4K", "none", "4.0", "8.0", "2.0", "0.50"]
+    assert writing._line(ROW).split() == ["4K", "none", "4.0", "8.0", "2.0", "0.50"]
+    assert "rows: 0.50" in writing.render({"rows": [ROW]})
+
+
+def test_each_row_is_told_before_the_next_one_is_measured(monkeypatch):
+    told = []
+    monkeypatch.setattr(writing, "_row", lambda config, *_: told.append(config) or ROW)
+    writing.measure(128 * KIB, [4 * KIB], ["none", "zstd"], 1, told.append)
+    kinds = [isinstance(entry, str) for entry in told]
+    assert kinds == [True, False, True, False, True]  # the head, then two rows
+
+
+def test_what_a_peer_warns_of_is_not_shown(monkeypatch):
+    def warning(path, values):
+        warnings.warn("left to zarr-python", UserWarning, stacklevel=1)
+        zarr.open_array(str(path), mode="r+")[...] = values
+
+    monkeypatch.setitem(writing._MAKERS, "zarrs", lambda: warning)
+    assert command.main(["writing", *FEW, "--codecs", "none"]) == 0
