@@ -291,6 +291,16 @@ def test_a_task_that_fails_is_told_and_tried_again_but_not_for_ever(
     assert "AttributeError" in state["error"]
 
 
+def test_nothing_is_begun_without_what_all_tasks_need(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.delattr(command, "_work_off")
+    with pytest.raises(SystemExit):
+        command.main(["--out", str(tmp_path / "r.json")])
+    told = capsys.readouterr().err
+    assert "cupy and pytest missing; run: pip install '.[cuda13,fast,test]'" in told
+    assert not list(tmp_path.iterdir())
+
+
 def test_emulated_rows_are_no_results(tmp_path, capsys):
     results = Path(command.__file__).parents[1] / "results" / "x.json"
     with pytest.raises(SystemExit):

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_emulated = given.device != REAL
     if is_emulated and given.out.resolve().is_relative_to(_RESULTS):
         parser.error("what no GPU gave does not belong to the results")
+    refused = "" if is_emulated else _lacking()
+    if refused:
+        parser.error(refused)
     directory = given.dir or Path(tempfile.gettempdir()) / "gpushard-gpu-benchmark"
     log = given.log or given.out.with_suffix(".log")
     record = Record(given.out, log, is_emulated=is_emulated)
@@ -74,6 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(wrong)
     sys.stdout.write(f"left: {len(left)}; failed: {', '.join(failed) or 'none'}\n")
     return 3 if left else int(bool(failed or wrong))
+
+
+def _lacking() -> str:
+    """What all tasks need and is not installed; empty if nothing is."""
+    missing = [name for name in ("cupy", "pytest") if find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} missing; run: pip install '.[cuda13,fast,test]'"
 
 
 def _is_meant(task: Task, only: Sequence[str] | None) -> bool:
