@@ -7,6 +7,8 @@ import importlib
 import pkgutil
 import re
 import shutil
+import sys
+import tomllib
 from contextlib import ExitStack
 from copy import deepcopy
 from importlib.util import find_spec
@@ -148,6 +150,46 @@ def test_every_public_function_is_called_in_an_example():
     shown = [b.text for page in PAGES.values() for b in blocks(page) if b.is_run]
     called = set(re.findall(r"gpushard\.(\w+)\(", "".join(shown)))
     assert functions - called - {"hyperslab"} == set()  # its docstring shows it
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OPTIONAL = PROJECT["optional-dependencies"]
+# In a block that needs several GPUs.
+NOT_BY_PIP = {"docs/dask.md": {"dask_cuda"}}
+
+
+def distributions(requirements) -> set[str]:
+    return {re.match(r"[\w-]+", text)[0].lower() for text in requirements}
+
+
+def told_to_install(text: str) -> set[str]:
+    """What a page's readers have, if they run its ``pip install`` commands."""
+    told = distributions(PROJECT["dependencies"])
+    for command in re.findall(r"pip install ([^`\n#]+)", text):
+        for word in command.replace("'", "").split():
+            extras = re.fullmatch(r"\.\[(.*)\]", word)
+            names = extras[1].split(",") if extras else []
+            told |= distributions(r for name in names for r in OPTIONAL[name])
+            told.add(word.lower())
+    return told
+
+
+@pytest.mark.parametrize("name", sorted(RUN))
+def test_a_page_says_how_to_install_what_its_examples_need(name):
+    code = "".join(b.text for b in blocks(PAGES[name]) if b.language == "python")
+    needed = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.M))
+    if ".to_dask(" in code or "chunks={}" in code:
+        needed.add("dask")
+    needed -= {*sys.stdlib_module_names, "gpushard", *NOT_BY_PIP.get(name, ())}
+    told = told_to_install(PAGES[name].read_text("utf-8"))
+    assert {module.replace("_", "-") for module in needed} <= told
+
+
+def test_pages_install_from_a_checkout_as_nothing_is_released():
+    assert "dev" in gpushard.__version__
+    for name in RUN:
+        text = PAGES[name].read_text("utf-8")
+        assert not re.search(r"pip install '?gpushard", text), name
 
 
 def test_every_page_that_something_names_is_there():
