@@ -21,6 +21,7 @@ from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_specs import KNOWN
 from gpushard.fused import kept_code
+from gpushard.fused.elf import MachineCode
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,17 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
         facts = run_json("doctor")
         assert facts["loops are kept in"] == told
         assert any("XDG_CACHE_HOME" in a for a in facts["advice"]) == (place is None)
+
+
+@pytest.mark.skipif(not kept_code.can_keep(), reason="no code is kept on this system")
+def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(diagnosis, "installed", lambda _: "1.0")
+    monkeypatch.setattr(kept_code, "place", lambda: tmp_path / "code.bin")
+    assert run_json("doctor")["loops are compiled"] is False
+    assert f"{tmp_path}, not compiled yet" in run("doctor").stdout
+    kept_code.keep(MachineCode(b"code", 0, ()))
+    assert run_json("doctor")["loops are compiled"] is True
+    assert "not compiled yet" not in run("doctor").stdout
 
 
 def test_doctor_tells_nothing_of_a_place_that_is_not_there(tmp_path):

@@ -47,6 +47,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "library": {name: installed(name) for name in _READERS},
         "compiled loops": {name: installed(name) for name in _FAST},
         "loops are kept in": _loops_folder(),
+        "loops are compiled": bool(installed("numba")) and kept_code.find() is not None,
         "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
