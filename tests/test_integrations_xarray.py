@@ -325,6 +325,14 @@ def test_the_engine_has_to_be_asked_for(stored):
     assert not list_engines()["gpushard"].guess_can_open(str(stored))
 
 
+def test_the_engine_names_no_address_as_it_has_none_before_a_release():
+    from xarray.backends.plugins import list_engines
+
+    told = repr(list_engines()["gpushard"])
+    assert "through gpushard" in told
+    assert "http" not in told
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [

@@ -70,7 +70,6 @@ class GpushardBackend(BackendEntrypoint):
     """
 
     description = "Open sharded Zarr v3 data through gpushard"
-    url = "https://pypi.org/project/gpushard"
     supports_groups = True
     open_dataset_parameters = _PARAMETERS
 
