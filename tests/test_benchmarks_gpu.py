@@ -9,6 +9,7 @@ import ctypes
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -265,7 +266,10 @@ def test_rows_are_kept_and_not_found_again(tmp_path, monkeypatch, capsys):
     result = json.loads(out.read_text())
     assert result["emulated"] is True
     assert result["facts"]["device"] == "emulated:0"
-    assert result["facts"]["versions"]["zarr"] == zarr.__version__
+    versions = result["facts"]["versions"]
+    assert versions["zarr"] == zarr.__version__
+    for name in ("numba", "blosc2", "cffi"):
+        assert (name in versions) is (find_spec(name) is not None)
     assert {"probes/calls/1", "probes/calls/64"} <= set(result["rows"])
     assert all(row["emulated"] for row in result["rows"].values())
     assert "emulated" in result["rows"]["peers/zarr-gpu/none"]["skipped"]

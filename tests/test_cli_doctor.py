@@ -124,6 +124,15 @@ def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     assert "not compiled yet" not in run("doctor").stdout
 
 
+def test_the_loops_are_missed_on_a_gpu_too(monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", lambda name: None)
+    facts = run_json("doctor")
+    (told,) = facts["advice"]
+    (more,) = diagnosis._advice(facts | {"device": "cuda:0"})
+    assert told.startswith("large reads on the CPU run in Python without numba")
+    assert more == f"files take a longer way to the GPU, and {told}"
+
+
 def test_doctor_tells_nothing_of_a_place_that_is_not_there(tmp_path):
     told = run("doctor", tmp_path / "misspelt", code=2)
     assert told.stdout == ""

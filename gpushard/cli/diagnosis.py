@@ -86,6 +86,8 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
     if None in facts["compiled loops"].values():
         missing = [name for name, has in facts["compiled loops"].items() if not has]
         told = f"large reads on the CPU run in Python without {', '.join(missing)}"
+        if facts["device"] != "cpu":
+            told = f"files take a longer way to the GPU, and {told}"
         yield f"{told}: {_install('fast')}"
     elif kept_code.can_keep() and not facts["loops are kept in"]:
         told = (
