@@ -27,6 +27,14 @@ PART = [
 ]
 
 
+def test_tests_that_did_not_run_are_no_success(tmp_path):
+    (tmp_path / "test_broken.py").write_text("import there_is_no_such_module\n")
+    with pytest.raises(
+        SystemExit, match="did not run; run: pip install pytest-asyncio"
+    ):
+        suite.run(tmp_path, "zarr", ["test_broken.py"])
+
+
 @pytest.mark.network
 @pytest.mark.slow
 @pytest.mark.skipif(

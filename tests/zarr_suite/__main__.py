@@ -28,6 +28,10 @@ PIPELINES = {
     "gpushard": "gpushard.GpushardCodecPipeline",
 }
 
+# What pytest ends with if all tests pass, or if some fail; else it ran none or not all.
+RAN = (0, 1)
+NEEDED = "pytest-asyncio numpydoc"
+
 # zarr's tests of how zarr's own pipeline goes about it -> what they look at, and the
 # line that has to be the one that fails. Values are compared by all others.
 OF_ZARRS_INSIDES = {
@@ -84,7 +88,9 @@ def run(root: Path, pipeline: str, arguments: list[str]) -> dict[str, dict]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "plugin", "-o", "addopts="]
     command += ["--ignore=tests/test_regression/scripts", "--ignore=tests/benchmarks"]
     command += ["--tb=short", *arguments]
-    subprocess.run(command, cwd=root, env=environment, check=False)
+    done = subprocess.run(command, cwd=root, env=environment, check=False)
+    if done.returncode not in RAN:
+        sys.exit(f"zarr's tests did not run; run: pip install {NEEDED}")
     return json.loads(report.read_text())
 
 
