@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cuda_host.statuses import Status
-from fuzz import kernels, mutations, running, sanitized
+from fuzz import kernels, mutations, running, sanitized, target_loops
 from fuzz.guard import GuardedRoom
 from gpushard import fused
 from gpushard.codecs import blosc_blocks
@@ -23,7 +23,7 @@ from gpushard.codecs.base import Gathered
 from gpushard.converting.mark import Mark
 from gpushard.devices.scattering import targets as devices_target
 from gpushard.formats import numcodecs_chain, v3
-from gpushard.fused import boxes
+from gpushard.fused import boxes, choice
 from gpushard.planning import index
 from gpushard.rolling.watch import Watch
 from gpushard.source import Source
@@ -68,6 +68,12 @@ def test_a_short_run_finds_nothing(name):
     counts = running.short_run(name, N_INPUTS[name], seed=1)
     assert counts[True] > N_INPUTS[name] // 100
     assert counts[False] > N_INPUTS[name] // 4
+
+
+def test_the_plain_way_is_not_compared_with_itself(monkeypatch):
+    monkeypatch.setattr(choice, "_loaded", [None])  # as without numba
+    with pytest.raises(AssertionError, match="no compiled loops"):
+        target_loops._load_loops.__wrapped__()
 
 
 @pytest.mark.parametrize("name", [*map(needs, running.TARGETS)])

@@ -59,7 +59,7 @@ def replay(target: ModuleType, inputs: list[Path]) -> None:
 def fuzz(arguments: argparse.Namespace) -> None:
     """Run a target under atheris, which ends the process."""
     if find_spec("atheris") is None:
-        sys.exit("fuzzing needs atheris: pip install 'gpushard[fuzz]'")
+        sys.exit("fuzzing needs atheris: pip install '.[fuzz]'")
     target, atheris = running.load_instrumented(arguments.target)
     words, corpus = prepared(target, arguments.corpus or KEPT / arguments.target)
     counts = {True: 0, False: 0}

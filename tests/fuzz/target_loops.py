@@ -97,7 +97,7 @@ def _told(error: CorruptShardError) -> str:
 def _load_loops() -> None:
     """Make sure that there is something to compare."""
     cases()[0].opened(None, FUSED)[...]
-    assert choice._loaded, "the compiled loops cannot be loaded"
+    assert choice.are_loaded(), "there are no compiled loops: pip install '.[fast]'"
 
 
 @cache
