@@ -12,8 +12,9 @@ import zarr
 
 import gpushard
 from cli_runs import run, run_json, sentence
-from gpushard.cli import contenders, timing
+from gpushard.cli import contenders, diagnosis, timing
 from gpushard.cli.comparison import is_same
+from gpushard.fused import kept_code
 
 
 @pytest.fixture
@@ -48,7 +49,8 @@ def test_every_contender_is_timed_at_every_workload(path):
 
 def test_the_table_has_a_row_for_each_workload_and_the_ratio(path):
     lines = run("bench", path, "--repetitions", "1").stdout.splitlines()
-    assert len(lines) == 6 + 1 + 4
+    has_loops = "compiled loops" not in lines[-1]
+    assert len(lines) == 6 + 1 + 4 + (not has_loops)
     names, versions, full = (line.split() for line in lines[:3])
     assert names[2:4] == ["gpushard", "zarr-python"]
     assert versions[1] == zarr.__version__
@@ -56,6 +58,25 @@ def test_the_table_has_a_row_for_each_workload_and_the_ratio(path):
     assert all(float(cell) > 0 for cell in full[1:])
     assert lines[7].split() == ["full", "everything"]
     assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_table_says_if_there_are_no_compiled_loops(path, monkeypatch):
+    for has_loops in (False, True):
+        installed = "1.0" if has_loops else None
+        monkeypatch.setattr(diagnosis, "installed", lambda _, told=installed: told)
+        text = run("bench", path, "--repetitions", "1").stdout
+        assert ("ran without its compiled loops; run: pip" in text) is not has_loops
+        facts = run_json("bench", path, "--repetitions", "1")
+        assert facts["has_loops"] is has_loops
+
+
+def test_a_wait_for_the_compiler_is_told(path, monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", lambda _: "1.0")
+    for code, told in ((None, True), (b"kept", False)):
+        monkeypatch.setattr(kept_code, "find", lambda code=code: code)
+        monkeypatch.setattr(timing, "measure", lambda *_, **__: ([], []))
+        done = run("bench", path, "--repetitions", "1")
+        assert ("compiling loops" in done.stderr) is told
 
 
 def test_a_contender_that_reads_other_elements_is_not_timed(path, monkeypatch):

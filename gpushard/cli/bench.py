@@ -9,7 +9,14 @@ import typer
 
 from gpushard.cli.failures import EXIT_DAMAGED, failures_in_a_sentence
 from gpushard.cli.limits import Limits, options_of
-from gpushard.cli.output import AsJson, Debug, print_json, print_table, print_text
+from gpushard.cli.output import (
+    AsJson,
+    Debug,
+    print_json,
+    print_table,
+    print_text,
+    say,
+)
 from gpushard.options import MIB
 
 if TYPE_CHECKING:
@@ -17,6 +24,10 @@ if TYPE_CHECKING:
     from gpushard.cli.timing import Timing, Workload
 
 _OTHER = "other elements"
+_WITHOUT_LOOPS = (
+    "gpushard",
+    "ran without its compiled loops; run: pip install 'gpushard[fast]'",
+)
 
 
 def bench(
@@ -33,22 +44,27 @@ def bench(
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # Imported here, because `--help` needs neither NumPy nor the readers.
         import gpushard
+        from gpushard.cli.diagnosis import are_loops_kept, can_have_loops
         from gpushard.cli.timing import measure
 
         # The first read waits for the compiled loops, as a process that reads a lot
         # uses them.
         options = options_of(limit).but(compile_nbytes=0)
         array = gpushard.open_array(url, device="cpu", options=options)
+        has_loops = can_have_loops()
+        if has_loops and not are_loops_kept():
+            say("compiling loops, if the array's codecs are theirs: half a minute ...")
         team, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
         if as_json:
-            print_json(_facts(url, team, rows))
+            print_json(_facts(url, team, rows) | {"has_loops": has_loops})
         elif not rows:
             print_text("there is nothing to time: the array has no axes or no elements")
         else:
             print_table(_table(team, rows))
             print_text("")
             about = [(workload.name, workload.about) for workload, _ in rows]
-            print_table([*about, *_reasons(rows)])
+            without = [] if has_loops else [_WITHOUT_LOOPS]
+            print_table([*about, *without, *_reasons(rows)])
     if any(t.trouble == _OTHER for _, timings in rows for t in timings):
         raise typer.Exit(EXIT_DAMAGED)
 

@@ -47,7 +47,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "library": {name: installed(name) for name in _READERS},
         "compiled loops": {name: installed(name) for name in _FAST},
         "loops are kept in": _loops_folder(),
-        "loops are compiled": bool(installed("numba")) and kept_code.find() is not None,
+        "loops are compiled": are_loops_kept(),
         "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
@@ -57,6 +57,16 @@ def diagnose(place: Path) -> dict[str, Any]:
         and kept_rates(found.device.model) is not None,
     }
     return facts | {"advice": list(_advice(facts)), "extras": list(_extras(facts))}
+
+
+def can_have_loops() -> bool:
+    """Whether the packages are installed that compile the loops."""
+    return all(map(installed, _FAST))
+
+
+def are_loops_kept() -> bool:
+    """Whether a read finds loops that were compiled before."""
+    return can_have_loops() and kept_code.find() is not None
 
 
 def _loops_folder() -> str | None:
