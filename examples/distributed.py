@@ -2,6 +2,9 @@
 
     torchrun --standalone --nproc_per_node 2 examples/distributed.py mnist.zarr
 
+``mnist.zarr`` is that of ``examples/mnist.py``. Needs torch:
+``pip install '.[torch]'``.
+
 The loader asks torch.distributed which rank it is. All ranks take as many steps, so no
 process waits for one that has nothing left.
 """

@@ -4,7 +4,9 @@
     python examples/mnist.py mnist.zarr --checkpoint run.pt
 
 The second call goes on with the very next batch. ``mnist.zarr`` is a group of arrays
-``images`` (n, 28, 28), uint8, and ``labels`` (n,), uint8. The last fifth is held back.
+``images`` (n, 28, 28), uint8, and ``labels`` (n,), uint8, such as
+``tests/data/real/mnist.zarr`` of a checkout. The last fifth is held back. Needs torch:
+``pip install '.[torch]'``.
 """
 
 from __future__ import annotations

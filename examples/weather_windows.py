@@ -5,7 +5,7 @@
 
 Input and target are windows of the same arrays, the target one month ahead; packed
 integers become metres per second as they are loaded. The sample has two months only:
-with a longer archive nothing here changes.
+with a longer archive nothing here changes. Needs torch: ``pip install '.[torch]'``.
 """
 
 from __future__ import annotations

@@ -174,15 +174,26 @@ def told_to_install(text: str) -> set[str]:
     return told
 
 
+def imported(code: str) -> set[str]:
+    """Packages that code imports, beside gpushard and Python's own."""
+    named = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.M))
+    return named - {*sys.stdlib_module_names, "gpushard"}
+
+
 @pytest.mark.parametrize("name", sorted(RUN))
 def test_a_page_says_how_to_install_what_its_examples_need(name):
     code = "".join(b.text for b in blocks(PAGES[name]) if b.language == "python")
-    needed = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.M))
+    needed = imported(code) - NOT_BY_PIP.get(name, set())
     if ".to_dask(" in code or "chunks={}" in code:
         needed.add("dask")
-    needed -= {*sys.stdlib_module_names, "gpushard", *NOT_BY_PIP.get(name, ())}
     told = told_to_install(PAGES[name].read_text("utf-8"))
     assert {module.replace("_", "-") for module in needed} <= told
+
+
+def test_scripts_say_how_to_install_what_they_import():
+    for script in (ROOT / "examples").glob("*.py"):
+        code = script.read_text("utf-8")
+        assert imported(code) <= told_to_install(code), script.name
 
 
 def test_pages_install_from_a_checkout_as_nothing_is_released():
