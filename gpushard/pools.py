@@ -1,8 +1,8 @@
-"""Threads of this process, and tasks that they begin as far as they can.
+"""Thread pools, and the futures of the tasks that are submitted to them.
 
 `concurrent.futures` does the same with locks that Python code takes and gives back. An
-interrupt between two lines of that code leaves one taken, and all later reads wait for
-it. What is done here between two steps of a calling thread is done in C, or not at all.
+interrupt between two lines of that code leaves a lock taken, and all later reads wait
+for it. Here, each step that an interrupt must not divide is one call of C code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ Purpose = Literal["read", "store", "rare"]
 _GRACE_S, _LOOK_AGAIN_S = 0.5, 0.1
 
 
-class Handed(Generic[Answer]):
-    """A task that was handed to another thread, and what becomes of it.
+class Future(Generic[Answer]):
+    """A task that was submitted to a pool, and its result.
 
     Parameters
     ----------
+    task
+        What to run.
     stop
         Set to break off the requests that the task waits for.
     """
@@ -43,15 +45,15 @@ class Handed(Generic[Answer]):
     def __init__(self, task: Callable[[], Answer], stop: StopFlag) -> None:
         self._task: Callable[[], Answer] | None = task
         self.stop = stop
-        # Who comes first has the task; to come again changes nothing.
+        # The first entry decides who has the task; later entries change nothing.
         self._claims: list[Literal["owner", "thread"]] = []
         self._is_running = allocate_lock()
         self._is_running.acquire()
         self._answer: Answer | None = None
         self._error: BaseException | None = None
 
-    def take_back(self) -> bool:
-        """Whether no thread has begun the task; then none will."""
+    def cancel(self) -> bool:
+        """Take the task back; False if a thread has begun it already."""
         self._claims.append("owner")
         if self._claims[0] == "thread":
             return False
@@ -59,14 +61,14 @@ class Handed(Generic[Answer]):
         return True
 
     def wait(self) -> None:
-        """Wait until the task, which was not taken back, has ended."""
+        """Wait until the task has ended; it must not have been cancelled."""
         with self._is_running:
             pass
 
     def raise_error(self) -> None:
-        """Raise the error of the task, if it has one, which is then forgotten.
+        """Raise the error of the task, if it has one, and forget it.
 
-        An error refers to the frames of its task, and they to what the task was about.
+        An error refers to the frames of its task, which hold the task's data.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -76,14 +78,14 @@ class Handed(Generic[Answer]):
                 del error
 
     def result(self) -> Answer:
-        """Wait for the task; what it returned, once, or raises what it raised."""
+        """Wait for the task. Return its result (only once), or raise its error."""
         self.wait()
         self.raise_error()
         answer, self._answer = self._answer, None
         return answer  # type: ignore[return-value]  # of a task that has no error
 
     def run(self, note_end: Callable[[], Any]) -> None:
-        """Do the task in the calling thread, if nobody else has it."""
+        """Run the task in the calling thread, unless it was cancelled."""
         self._claims.append("thread")
         task, is_running = self._task, self._is_running
         if self._claims[0] == "owner" or task is None:
@@ -104,23 +106,23 @@ class Handed(Generic[Answer]):
 
 
 class Pool:
-    """Up to `n_most` threads, which are begun when the others are busy."""
+    """Up to `n_most` threads, started when the others are busy."""
 
     def __init__(self, purpose: Purpose, n_most: int) -> None:
         self._name = f"gpushard-{purpose}"
         self._n_most = n_most
-        self._tasks: SimpleQueue[Handed[Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Future[Any] | None] = SimpleQueue()
         self._unended: deque[None] = deque()
         # For each thread a lock that it has as long as it serves.
         self._serving: list[threading.Lock] = []
         self._beginning = Alone()
         self._is_over = False
 
-    def take(self, handed: Handed[Any]) -> bool:
-        """Whether a thread will run a task, unless it is taken back before.
+    def submit(self, future: Future[Any]) -> bool:
+        """Have a thread run a task; False if the caller should rather run it.
 
-        If more threads are needed and there are none to be had, the caller does better
-        to run it, and False is returned.
+        That is so if all threads are busy and the system gives no more, and after the
+        pool has ended.
         """
         if self._is_over:
             return False
@@ -128,7 +130,7 @@ class Pool:
         if is_busy and not self._beginning.call(self._begin_thread):
             return False
         self._unended.append(None)
-        self._tasks.put(handed)
+        self._tasks.put(future)
         return True
 
     def end(self, at_s: float | None = None) -> bool:
@@ -147,7 +149,10 @@ class Pool:
         return True
 
     def _begin_thread(self) -> bool:
-        """Whether there is one thread more, or are as many as there may be."""
+        """Start one more thread; False if the system gives none.
+
+        True also if there are `n_most` threads already: one of them will be free.
+        """
         if len(self._serving) >= self._n_most:
             return True
         serving = allocate_lock()
@@ -165,9 +170,9 @@ class Pool:
     def _serve(self, serving: threading.Lock, name: str) -> None:
         threading.current_thread().name = name
         tasks, note_end = self._tasks, self._unended.pop
-        while (handed := tasks.get()) is not None:
-            handed.run(note_end)
-            del handed  # before the wait for the next one
+        while (future := tasks.get()) is not None:
+            future.run(note_end)
+            del future  # before the wait for the next one
         serving.release()
 
 
@@ -184,69 +189,76 @@ def pool_of(purpose: Purpose, n_workers: int) -> Pool:
     return pool
 
 
-def begun(
+def submit_all(
     pool: Pool,
     tasks: Iterable[Callable[[], Answer]],
     stop: Callable[[], object] = lambda: None,
-) -> list[Handed[Answer]]:
-    """Tasks that threads begin: the first ones, as many as there are threads for.
+) -> list[Future[Answer]]:
+    """Submit tasks to a pool, in order, until it takes no more of them.
 
-    None are while the interpreter ends, nor in the handler of a signal, if others may
-    wait for what it has stopped. After an interrupt, `stop` has those end soon that
-    have begun. What they wait for is broken off with what the calling thread does.
+    Parameters
+    ----------
+    stop
+        Called after an interrupt, so that tasks that have begun end soon.
+
+    Returns
+    -------
+    Futures of the first tasks. None while the interpreter ends, and none in the handler
+    of a signal, because others may wait for what the handler has stopped. The requests
+    of the tasks are broken off together with those of the calling thread.
     """
     if is_inside():
         return []
     flag = flag_here() or StopFlag()
-    all_handed: list[Handed[Answer]] = []
+    futures: list[Future[Answer]] = []
     try:
         for task in tasks:
-            handed = Handed(task, flag)
-            all_handed.append(handed)
-            if not pool.take(handed):
-                all_handed.pop()
+            future = Future(task, flag)
+            futures.append(future)
+            if not pool.submit(future):
+                futures.pop()
                 break
-        return all_handed  # an interrupt may come here, too
+        return futures  # an interrupt may come here, too
     except BaseException:  # an interrupt: nobody else knows of them
         try:
             stop()
-            break_off(all_handed)
+            break_off(futures)
         finally:
-            end(all_handed)
+            cancel_or_wait(futures)
         raise
 
 
-def end(all_handed: Sequence[Handed[Any]]) -> None:
-    """Take tasks back that no thread has begun, and wait for the others.
+def cancel_or_wait(futures: Sequence[Future[Any]]) -> None:
+    """Cancel tasks that no thread has begun, and wait for the others.
 
-    Interrupts do not end the wait, but the requests of the others; the last one is
-    raised afterwards. Otherwise a running task could write to an output that its owner
-    uses again.
+    An interrupt does not end the wait: a running task could write to an output that its
+    owner uses again. It breaks off the requests of the tasks instead. The last
+    interrupt is raised afterwards.
     """
     interrupt: KeyboardInterrupt | None = None
     while True:
         try:
-            for handed in [handed for handed in all_handed if not handed.take_back()]:
-                handed.wait()
+            for future in [f for f in futures if not f.cancel()]:
+                future.wait()
             break
         except KeyboardInterrupt as error:
             interrupt = error
         try:
-            break_off(all_handed)
+            break_off(futures)
         except KeyboardInterrupt as error:
             interrupt = error
     if interrupt is not None:
         raise interrupt
 
 
-def break_off(all_handed: Iterable[Handed[Any]]) -> None:
-    """Break off the requests of tasks, unless the calling thread works for others.
+def break_off(futures: Iterable[Future[Any]]) -> None:
+    """Break off the requests of tasks, unless the calling thread runs a task itself.
 
-    Those others say when nobody waits for its work any more.
+    Then whoever submitted that task says when nobody waits for its result any more.
     """
     if flag_here() is None:
-        for handed in all_handed:
-            handed.stop.set()
+        for future in futures:
+            future.stop.set()
 
 
 def run_in_turn(function: Callable[[], Answer]) -> Answer:
@@ -256,14 +268,14 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     threads did such work, each would keep as much. When this returns or raises,
     `function` is not running.
     """
-    there = begun(pool_of("rare", 1), [function])
+    futures = submit_all(pool_of("rare", 1), [function])
     try:
-        return there[0].result() if there else function()
+        return futures[0].result() if futures else function()
     except KeyboardInterrupt:
-        break_off(there)
+        break_off(futures)
         raise
     finally:
-        end(there)
+        cancel_or_wait(futures)
 
 
 def to_the_end(wait: Callable[[], object]) -> None:

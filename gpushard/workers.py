@@ -15,7 +15,7 @@ from operator import itemgetter
 from queue import SimpleQueue
 from typing import TypeVar
 
-from gpushard.pools import Handed, begun, break_off, end, pool_of
+from gpushard.pools import Future, break_off, cancel_or_wait, pool_of, submit_all
 
 Task = Callable[[], None]
 Item = TypeVar("Item")
@@ -23,22 +23,22 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
+class Spawner:
     """Work in two steps: one fetch, and several tasks that use its result.
 
     Attributes
     ----------
-    begin
+    spawn
         The first step; returns the tasks of the second.
     nbytes
         Memory that is held from the first step until all tasks have run.
     """
 
-    begin: Callable[[], Sequence[Task]]
+    spawn: Callable[[], Sequence[Task]]
     nbytes: int
 
 
-Work = Task | Opener
+Work = Task | Spawner
 
 
 def run_tasks(
@@ -48,29 +48,31 @@ def run_tasks(
 
     The calling thread works too, and runs a single task alone. When the function
     returns or raises, no task is running, so nothing writes to the output any more.
-    Tasks are drawn from the iterable only as workers become free. The tasks of an
-    `Opener` run before new work is drawn.
+    Tasks are drawn from the iterable only as workers become free. The tasks of a
+    `Spawner` run before new work is drawn.
 
     Parameters
     ----------
     most_nbytes
-        Memory that openers may hold together; a single one may hold more.
+        Memory that spawners may hold together; a single one may hold more.
     """
     if n_workers <= 1:
         for work in tasks:
             _run_here(work)
             del work  # what it fetched is let go of before the next one fetches
         return
-    helpers: list[Handed[None]] = []
+    helpers: list[Future[None]] = []
 
-    def hire(line: _Line) -> None:
-        helpers.extend(_helpers(line, n_workers))
+    def hire(queue: _WorkQueue) -> None:
+        helpers.extend(_helpers(queue, n_workers))
 
-    _work_off(_Line(tasks, most_nbytes, hire), helpers)
+    _work_off(_WorkQueue(tasks, most_nbytes, hire), helpers)
 
 
-class Begun:
-    """Tasks that all workers except the calling thread begin as they become free.
+class StartedTasks:
+    """Tasks that other threads start on at once, and that `finish` waits for.
+
+    All workers except the calling thread take tasks as they become free.
 
     Parameters
     ----------
@@ -79,70 +81,76 @@ class Begun:
     """
 
     def __init__(self, tasks: Iterable[Work], n_workers: int) -> None:
-        line = _Line(tasks, None, lambda _: None)
-        self._begun = [(line, _helpers(line, n_workers))]
+        queue = _WorkQueue(tasks, None, lambda _: None)
+        self._started = [(queue, _helpers(queue, n_workers))]
 
     def finish(self) -> None:
         """Work in the calling thread too, and return or raise as `run_tasks` does."""
         # Tasks left over after an error would keep their output alive, so they are
         # dropped.
-        _work_off(*self._begun.pop())
+        _work_off(*self._started.pop())
 
     def end(self) -> None:
         """Start no more tasks; afterwards none runs, except inside `finish`."""
-        for line, helpers in self._begun:
-            line.close()
-            end(helpers)
+        for queue, helpers in self._started:
+            queue.close()
+            cancel_or_wait(helpers)
 
 
-def _helpers(line: _Line, n_workers: int) -> list[Handed[None]]:
-    """All workers at a line except the calling thread."""
-    tasks = [line.work_off] * (n_workers - 1)
-    return begun(pool_of("read", n_workers - 1), tasks, line.close)
+def _helpers(queue: _WorkQueue, n_workers: int) -> list[Future[None]]:
+    """All workers at a queue except the calling thread."""
+    tasks = [queue.work_off] * (n_workers - 1)
+    return submit_all(pool_of("read", n_workers - 1), tasks, queue.close)
 
 
-def _work_off(line: _Line, helpers: Sequence[Handed[None]]) -> None:
-    """Work at a line until it ends, wait for others, and raise the earliest error."""
+def _work_off(queue: _WorkQueue, helpers: Sequence[Future[None]]) -> None:
+    """Work at a queue until it ends, wait for others, and raise the earliest error."""
     try:
         try:
-            line.work_off()
+            queue.work_off()
         finally:
-            line.close()
+            queue.close()
     except Exception:
         raise
     except BaseException:  # an interrupt: nobody waits for what the others do
         break_off(helpers)
         raise
     finally:
-        end(helpers)
-    line.raise_earliest()
+        cancel_or_wait(helpers)
+    queue.raise_earliest()
     for helper in helpers:
         # What no worker catches, such as SystemExit, must not look like success.
         helper.raise_error()
 
 
 def _run_here(work: Work) -> None:
-    for task in work.begin() if isinstance(work, Opener) else (work,):
+    for task in work.spawn() if isinstance(work, Spawner) else (work,):
         task()
 
 
 @dataclass(slots=True)
-class _Open:
-    """Work that was drawn and is not finished: its number, memory, and tasks to run.
+class _Entry:
+    """Work that was drawn from the iterable and is not finished.
 
     Attributes
     ----------
-    gives
-        Whether this work may still add tasks.
+    number
+        Its place in the iterable.
+    nbytes
+        Memory that it holds.
+    is_spawner
+        Whether it is a `Spawner`.
+    n_left
+        Number of its tasks that are not finished.
     """
 
     number: int
     nbytes: int
-    gives: bool
+    is_spawner: bool
     n_left: int = 1
 
 
-class _Line:
+class _WorkQueue:
     """A queue of work, from which several workers draw.
 
     Parameters
@@ -152,33 +160,34 @@ class _Line:
     most_nbytes
         As for `run_tasks`.
     hire
-        Called once with the line, when there is more work than one worker can do. It
-        must not hold the line: with work that an error has left over, that would stay
-        until a collection.
+        Called once with the queue, when there is more work than one worker can do. It
+        must not refer to the queue: in a reference cycle, work that an error has left
+        over would stay until a garbage collection.
     """
 
     def __init__(
         self,
         works: Iterable[Work],
         most_nbytes: int | None,
-        hire: Callable[[_Line], None],
+        hire: Callable[[_WorkQueue], None],
     ) -> None:
         self._works = iter(works)
         self._most_nbytes = most_nbytes
         self._hire = hire
         self._is_hired = False
         # A `Condition` does the same in lines of Python; an interrupt of one of them
-        # would leave its lock taken. The handler of a signal may close the line that it
-        # has stopped.
+        # would leave its lock taken. It can be taken twice, because the handler of a
+        # signal may close the queue that it has stopped.
         self._lock = threading.RLock()
-        self._waiting: list[SimpleQueue[None]] = []
-        self._ready: deque[tuple[Task, _Open]] = deque()
+        self._sleepers: list[SimpleQueue[None]] = []
+        self._ready: deque[tuple[Task, _Entry]] = deque()
+        # Drawn, but not begun: they wait for memory.
         self._ahead: deque[Work] = deque()
         self._is_drawing = False
-        self._is_drawn = False
+        self._is_exhausted = False
         self._n_taken = 0
-        # Openers that may still add tasks, and hold memory for them.
-        self._n_giving = 0
+        # Spawners that are not finished: they may still add tasks.
+        self._n_spawning = 0
         self._held_nbytes = 0
         self._is_closed = False
         self._errors: list[tuple[int, BaseException]] = []
@@ -187,11 +196,11 @@ class _Line:
         """Run one task after the other until none is left, or one has failed."""
         try:
             while (taken := self._take()) is not None:
-                opened = taken[1]
+                entry = taken[1]
                 is_done = self._run(*taken)
                 del taken  # frees its memory before others learn that it is finished
                 if is_done:
-                    self._close(opened)
+                    self._finish_one(entry)
         finally:
             # Nothing is left to draw; or an exit, and nobody must wait for its work.
             self.close()
@@ -200,7 +209,7 @@ class _Line:
         """Stop drawing tasks."""
         with self._lock:
             self._is_closed = True
-            self._tell_all()
+            self._wake_all()
 
     def raise_earliest(self) -> None:
         """Raise the error of the earliest task that failed, if any did."""
@@ -211,21 +220,21 @@ class _Line:
             finally:
                 del errors  # they know this frame
 
-    def _run(self, work: Work, opened: _Open) -> bool:
-        """Run a task or open an opener; returns whether the work is done by that."""
+    def _run(self, work: Work, entry: _Entry) -> bool:
+        """Run a task, or the first step of a spawner; return whether it is finished."""
         try:
-            if not isinstance(work, Opener):
+            if not isinstance(work, Spawner):
                 work()
                 return True
-            given = work.begin()
+            given = work.spawn()
             if given:
-                self._add(given, opened)
+                self._enqueue(given, entry)
             return not given
         except Exception as error:  # noqa: BLE001 - raised by `raise_earliest`
-            self._fail(opened.number, error)
+            self._fail(entry.number, error)
             return False
 
-    def _take(self) -> tuple[Work, _Open] | None:
+    def _take(self) -> tuple[Work, _Entry] | None:
         """The next work; None if nothing is left and nothing can be added."""
         while True:
             with self._lock:
@@ -234,24 +243,24 @@ class _Line:
                 if self._ready:
                     return self._ready.popleft()
                 if self._ahead and self._fits(self._ahead[0]):
-                    return self._open(self._ahead.popleft())
+                    return self._enter(self._ahead.popleft())
                 if self._is_over:
                     return None
-                news: SimpleQueue[None] | None = None
-                if self._ahead or self._is_drawn or self._is_drawing:
-                    self._waiting.append(news := SimpleQueue())
+                wakeup: SimpleQueue[None] | None = None
+                if self._ahead or self._is_exhausted or self._is_drawing:
+                    self._sleepers.append(wakeup := SimpleQueue())
                 else:
                     self._is_drawing = True
-            if news is None:
+            if wakeup is None:
                 self._draw()
             else:
-                news.get()
+                wakeup.get()
 
     @property
     def _is_over(self) -> bool:
         """Whether nothing is left to take, even if others still run tasks."""
-        is_drawn = self._is_drawn and not self._is_drawing
-        return is_drawn and not self._ahead and not self._n_giving
+        is_drawn = self._is_exhausted and not self._is_drawing
+        return is_drawn and not self._ahead and not self._n_spawning
 
     def _draw(self) -> None:
         """Draw one piece of work; at first two, to see whether there are several.
@@ -265,71 +274,73 @@ class _Line:
                 if self._n_taken or len(drawn) == 2:
                     break
             else:
-                self._is_drawn = True
+                self._is_exhausted = True
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(self._n_taken + len(drawn), error)
         with self._lock:
             self._ahead.extend(drawn)
             self._is_drawing = False
-        self._grown(len(drawn))
+        self._announce_more(len(drawn))
 
     def _fits(self, work: Work) -> bool:
         """Whether the memory of a work fits beside the memory that others hold."""
-        if not isinstance(work, Opener) or self._most_nbytes is None:
+        if not isinstance(work, Spawner) or self._most_nbytes is None:
             return True
         return not self._held_nbytes or (
             self._held_nbytes + work.nbytes <= self._most_nbytes
         )
 
-    def _open(self, work: Work) -> tuple[Work, _Open]:
-        nbytes = work.nbytes if isinstance(work, Opener) else 0
-        opened = _Open(self._n_taken, nbytes, isinstance(work, Opener))
+    def _enter(self, work: Work) -> tuple[Work, _Entry]:
+        nbytes = work.nbytes if isinstance(work, Spawner) else 0
+        entry = _Entry(self._n_taken, nbytes, isinstance(work, Spawner))
         self._n_taken += 1
-        self._n_giving += opened.gives
+        self._n_spawning += entry.is_spawner
         self._held_nbytes += nbytes
-        return work, opened
+        return work, entry
 
-    def _add(self, tasks: Sequence[Task], opened: _Open) -> None:
-        """Put the tasks of an opener before other work."""
+    def _enqueue(self, tasks: Sequence[Task], entry: _Entry) -> None:
+        """Put the tasks of a spawner before other work."""
         with self._lock:
-            opened.n_left = len(tasks)
-            self._ready.extend((task, opened) for task in tasks)
-        self._grown(len(tasks))
+            entry.n_left = len(tasks)
+            self._ready.extend((task, entry) for task in tasks)
+        self._announce_more(len(tasks))
 
-    def _tell_all(self) -> None:
-        """Let all look again who wait; the lock is held.
+    def _wake_all(self) -> None:
+        """Have all workers that wait look again; the lock is held.
 
-        In this order: after an interrupt they are told again, by `close`.
+        They are woken before they are forgotten: if an interrupt comes in between,
+        `close` wakes them again.
         """
-        for news in self._waiting:
-            news.put(None)
-        self._waiting.clear()
+        for wakeup in self._sleepers:
+            wakeup.put(None)
+        self._sleepers.clear()
 
-    def _grown(self, n: int) -> None:
-        """Notify others that there is more to do; the lock is not held.
+    def _announce_more(self, n: int) -> None:
+        """Tell others that there is more to do; the lock is not held.
 
-        If it were, an interrupted hire would wait for a helper who waits for the lock.
+        If it were, an interrupted `hire` would wait for a helper that waits for the
+        lock.
         """
         with self._lock:
             hires = n > 1 and not self._is_hired
             self._is_hired |= hires
-            self._tell_all()
+            self._wake_all()
         if hires:
             self._hire(self)
 
-    def _close(self, opened: _Open) -> None:
+    def _finish_one(self, entry: _Entry) -> None:
         with self._lock:
-            opened.n_left -= 1
-            if not opened.n_left:
-                self._n_giving -= opened.gives
-                self._held_nbytes -= opened.nbytes
-                self._tell_all()
+            entry.n_left -= 1
+            if not entry.n_left:
+                self._n_spawning -= entry.is_spawner
+                self._held_nbytes -= entry.nbytes
+                self._wake_all()
 
     def _fail(self, number: int, error: BaseException) -> None:
         with self._lock:
             self._errors.append((number, error))
             self._is_closed = True
-            self._tell_all()
+            self._wake_all()
 
 
 def run_side_by_side(
@@ -350,25 +361,25 @@ def run_side_by_side(
         partial(_run_all, function, items[first::n_tasks], is_over)
         for first in range(n_tasks)
     ]
-    there = begun(pool_of("store", n_workers), tasks, is_over.set)
+    futures = submit_all(pool_of("store", n_workers), tasks, is_over.set)
     try:
-        here = [task() for task in tasks[len(there) :]]
+        here = [task() for task in tasks[len(futures) :]]
         shares = [
-            # Its thread may still be busy with what others have handed to it.
-            task() if handed.take_back() else handed.result()
-            for handed, task in zip(there, tasks, strict=False)
+            # Its thread may still be busy with tasks of others.
+            task() if future.cancel() else future.result()
+            for future, task in zip(futures, tasks, strict=False)
         ]
         shares += here
     except Exception:
         raise
-    except BaseException:  # as above
-        break_off(there)
+    except BaseException:  # an interrupt: nobody waits for what the others do
+        break_off(futures)
         raise
     finally:
         try:
             is_over.set()
         finally:
-            end(there)
+            cancel_or_wait(futures)
     return [shares[i % n_tasks][i // n_tasks] for i in range(len(items))]
 
 

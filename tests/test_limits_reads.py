@@ -77,13 +77,13 @@ def test_parts_of_plain_inner_chunks_count_twice_while_threads_copy_them(
 ):
     """All but 128 bytes of an inner chunk are wanted, then all of each, then few."""
     counted: list[int] = []
-    real = ranges.Opener
+    real = ranges.Spawner
 
-    def opener(begin: Any, nbytes: int) -> Any:
+    def spawner(spawn: Any, nbytes: int) -> Any:
         counted.append(nbytes)
-        return real(begin, nbytes)
+        return real(spawn, nbytes)
 
-    monkeypatch.setattr(ranges, "Opener", opener)
+    monkeypatch.setattr(ranges, "Spawner", spawner)
     a, store = opened(coarse, threads=2, small_read_chunks=0, compile_nbytes=2**60)
     part = 64 * KIB - 128
     assert np.array_equal(a[64 : 64 + part], NOISE[64 : 64 + part])

@@ -167,9 +167,9 @@ def planned(tmp_path, monkeypatch):
     return reader, reader.plans(order, settings.share(order.n), 0)
 
 
-def are_done(begun, timeout=10):
+def are_done(started, timeout=10):
     """Whether other threads have done what they were asked for."""
-    ((_, helpers),) = begun._begun
+    ((_, helpers),) = started._started
     for helper in helpers:
         if not helper._is_running.acquire(timeout=timeout):
             return False

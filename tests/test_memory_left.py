@@ -25,7 +25,7 @@ from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
 from gpushard.selecting.expressions import basic
-from gpushard.workers import Opener
+from gpushard.workers import Spawner
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
@@ -234,7 +234,7 @@ def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):
     (block,) = job.plan.blocks()
     works = list(whole.whole_tasks(job, block, 4))
     most = whole.largest_object(a.source, (0,))
-    assert all(isinstance(w, Opener) and w.nbytes >= most for w in works)
+    assert all(isinstance(w, Spawner) and w.nbytes >= most for w in works)
 
 
 @pytest.mark.parametrize(

@@ -85,21 +85,21 @@ def test_a_thread_knows_for_whom_it_works(flag):
 
 def test_what_a_thread_hands_on_is_for_the_same_ones(flag):
     pool = pools.pool_of("store", 2)
-    (handed,) = pools.begun(pool, [flag_here])
-    assert handed.result() is flag
+    (future,) = pools.submit_all(pool, [flag_here])
+    assert future.result() is flag
     leave()
-    (handed,) = pools.begun(pool, [flag_here])
-    assert handed.result() not in (None, flag)
+    (future,) = pools.submit_all(pool, [flag_here])
+    assert future.result() not in (None, flag)
 
 
 def test_a_thread_that_works_for_others_does_not_stop_them(flag):
-    handed = pools.begun(pools.pool_of("store", 2), [int])
-    pools.break_off(handed)
+    futures = pools.submit_all(pools.pool_of("store", 2), [int])
+    pools.break_off(futures)
     assert not flag.is_set()
     leave()
-    pools.break_off(handed)
+    pools.break_off(futures)
     assert flag.is_set()
-    pools.end(handed)
+    pools.cancel_or_wait(futures)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")

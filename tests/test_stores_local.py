@@ -13,7 +13,7 @@ import pytest
 
 from gpushard import workers
 from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.pools import Handed
+from gpushard.pools import Future
 from gpushard.stores import local
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.local import LocalStore
@@ -364,7 +364,7 @@ def test_nothing_more_is_begun_once_the_wait_was_interrupted(monkeypatch) -> Non
             interrupted(item)
         time.sleep(0.02)
 
-    monkeypatch.setattr(Handed, "result", interrupted)
+    monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         workers.run_side_by_side(work, range(100), 2)
     assert len(begun) < 10

@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 
-from gpushard.pools import Handed, run_in_turn
-from gpushard.workers import Opener, run_side_by_side, run_tasks
+from gpushard.pools import Future, run_in_turn
+from gpushard.workers import Spawner, run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_no_task_running():
 def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch):
     running = Running()
     begun, goes_on = threading.Event(), threading.Event()
-    caller, wait, n_left = threading.current_thread(), Handed.wait, iter("ab")
+    caller, wait, n_left = threading.current_thread(), Future.wait, iter("ab")
 
     def task(i):
         if threading.current_thread() is caller:
@@ -159,13 +159,13 @@ def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch)
         assert goes_on.wait(10)
         running.task(i, 0.05)
 
-    def interrupted(handed):
+    def interrupted(future):
         if next(n_left, None):
             raise KeyboardInterrupt
         goes_on.set()
-        wait(handed)
+        wait(future)
 
-    monkeypatch.setattr(Handed, "wait", interrupted)
+    monkeypatch.setattr(Future, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_tasks([partial(task, i) for i in range(10)], 2)
     assert len(running.done) == 1
@@ -277,7 +277,7 @@ def test_what_an_opener_gives_is_run_once_and_after_it(n_workers):
         running.task((name, "begin"))
         return [partial(running.task, (name, i)) for i in range(name)]
 
-    works = (Opener(partial(begin, name), 1) for name in range(6))
+    works = (Spawner(partial(begin, name), 1) for name in range(6))
     run_tasks((w for work in works for w in (work, lambda: None)), n_workers, 3)
     assert len(running.done) == len(set(running.done)) == 6 + 15
     for name in range(6):
@@ -288,7 +288,7 @@ def test_what_an_opener_gives_is_run_once_and_after_it(n_workers):
 
 def test_what_a_single_opener_gives_is_run_side_by_side():
     meet = threading.Barrier(3, timeout=10)
-    run_tasks([Opener(lambda: [meet.wait] * 3, 0)], 3)
+    run_tasks([Spawner(lambda: [meet.wait] * 3, 0)], 3)
 
 
 @pytest.mark.parametrize("most", [1, 10, 25, None])
@@ -314,7 +314,7 @@ def test_openers_hold_no_more_together_than_they_may(most):
 
         return [use] * 3
 
-    run_tasks((Opener(begin, 10) for _ in range(12)), 4, most)
+    run_tasks((Spawner(begin, 10) for _ in range(12)), 4, most)
     assert max(held) <= {1: 10, 10: 10, 25: 20, None: 40}[most]
     assert now == 0
 
@@ -332,7 +332,7 @@ def test_an_error_of_an_opener_or_of_what_it_gives_is_raised(n_workers, fails):
         return [partial(running.task, i, 0.001, late)] * 2
 
     with pytest.raises(ValueError, match="the third"):
-        run_tasks((Opener(partial(begin, i), 1) for i in range(50)), n_workers, 2)
+        run_tasks((Spawner(partial(begin, i), 1) for i in range(50)), n_workers, 2)
     assert running.now == 0
     assert len(running.done) <= 2 * (4 + n_workers)
 
@@ -342,7 +342,7 @@ def test_an_exit_while_others_wait_for_an_opener_ends_their_wait():
         time.sleep(0.02)  # the others have nothing to do by then
         raise SystemExit("leaving")
 
-    for works in ([Opener(begin, 1)] * 2, [lambda: None, Opener(begin, 1)]):
+    for works in ([Spawner(begin, 1)] * 2, [lambda: None, Spawner(begin, 1)]):
         with pytest.raises(SystemExit, match="leaving"):
             run_tasks(works, 3)
 
@@ -362,7 +362,7 @@ def test_what_an_opener_fetched_is_let_go_of_before_the_next_one_fetches(n_worke
         assert what == {0}
         time.sleep(seconds)
 
-    run_tasks([Opener(fetch, 1)] * 20, n_workers, most_nbytes=1)
+    run_tasks([Spawner(fetch, 1)] * 20, n_workers, most_nbytes=1)
     assert len(fetched) == 20
 
 

@@ -13,19 +13,19 @@ import pytest
 
 from gpushard import pools
 from gpushard.pools import Pool, run_in_turn
-from gpushard.workers import Begun, run_side_by_side, run_tasks
+from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
 
 
 @pytest.fixture(params=[0, 1])
 def refused(request, monkeypatch) -> None:
     """Pools take so many tasks, and no more, as when the interpreter ends."""
-    left, take = [request.param], Pool.take
+    left, submit = [request.param], Pool.submit
 
-    def take_if_any(*given):
+    def submit_if_any(*given):
         left[0] -= 1
-        return left[0] >= 0 and take(*given)
+        return left[0] >= 0 and submit(*given)
 
-    monkeypatch.setattr(Pool, "take", take_if_any)
+    monkeypatch.setattr(Pool, "submit", submit_if_any)
 
 
 @pytest.mark.usefixtures("refused")
@@ -33,7 +33,7 @@ def test_the_calling_thread_does_what_no_other_can():
     done: list[int] = []
     tasks = [lambda k=k: done.append(k) for k in range(9)]
     run_tasks(tasks, 4)
-    Begun(tasks, 4).finish()
+    StartedTasks(tasks, 4).finish()
     assert sorted(done) == sorted([*range(9)] * 2)
 
 
@@ -108,10 +108,10 @@ def test_no_thread_works_for_a_caller_that_does_not_wait_for_it():
         is_seen.set()
         goes_on.wait(10)
 
-    (handed,) = pools.begun(pool, [first, ran.set])
+    (future,) = pools.submit_all(pool, [first, ran.set])
     assert is_seen.wait(10)
     goes_on.set()
-    handed.result()
+    future.result()
     assert not ran.wait(0.1)
 
 
@@ -128,7 +128,7 @@ def test_what_was_handed_over_before_an_interrupt_has_ended_or_never_begins():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pools.begun(pools.pool_of("store", 2), tasks())
+        pools.submit_all(pools.pool_of("store", 2), tasks())
     n_ran = len(ran)
     time.sleep(0.1)
     assert len(ran) == n_ran
@@ -137,15 +137,15 @@ def test_what_was_handed_over_before_an_interrupt_has_ended_or_never_begins():
 def test_a_pool_begins_no_more_threads_than_are_busy():
     pool = Pool("store", 3)
     for _ in range(4):
-        (handed,) = pools.begun(pool, [int])
-        assert handed.result() == 0
+        (future,) = pools.submit_all(pool, [int])
+        assert future.result() == 0
     assert len(pool._serving) == 1
     goes_on = threading.Event()
-    there = pools.begun(pool, [goes_on.wait] * 5)
+    there = pools.submit_all(pool, [goes_on.wait] * 5)
     assert len(there) == 5
     assert len(pool._serving) == 3
     goes_on.set()
-    assert all(handed.result() for handed in there)
+    assert all(future.result() for future in there)
 
 
 def test_a_task_that_waits_for_a_busy_thread_is_done_by_its_caller():
@@ -155,12 +155,12 @@ def test_a_task_that_waits_for_a_busy_thread_is_done_by_its_caller():
         is_seen.set()
         goes_on.wait(10)
 
-    (busy,) = pools.begun(pools.pool_of("store", 2), [first])
-    others = pools.begun(pools.pool_of("store", 2), [goes_on.wait])
+    (busy,) = pools.submit_all(pools.pool_of("store", 2), [first])
+    others = pools.submit_all(pools.pool_of("store", 2), [goes_on.wait])
     assert is_seen.wait(10)
     assert run_side_by_side(lambda k: -k, range(2), 2) == [0, -1]
     goes_on.set()
-    pools.end([busy, *others])
+    pools.cancel_or_wait([busy, *others])
 
 
 AT_EXIT = """
@@ -173,7 +173,7 @@ def work():
     print("ended", flush=True)
 
 begun, pool = threading.Event(), pools.pool_of("read", 2)
-pools.begun(pool, [work])
+pools.submit_all(pool, [work])
 begun.wait()
 """
 
@@ -208,7 +208,7 @@ def work():
     print("ended", flush=True)
 
 begun = threading.Event()
-pools.begun(pools.pool_of("store", 2), [work])
+pools.submit_all(pools.pool_of("store", 2), [work])
 begun.wait()
 """
 
@@ -230,7 +230,7 @@ def test_an_interrupt_at_the_end_of_the_interpreter_is_not_told():
 
 def test_a_pool_that_has_ended_begins_nothing():
     pool = Pool("read", 2)
-    (handed,) = pools.begun(pool, [int])
+    (future,) = pools.submit_all(pool, [int])
     pool.end()
-    assert handed.result() == 0
-    assert pools.begun(pool, [int]) == []
+    assert future.result() == 0
+    assert pools.submit_all(pool, [int]) == []

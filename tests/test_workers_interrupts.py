@@ -19,7 +19,7 @@ from forked import answers_in_a_fork
 from gpushard import pools, workers
 from gpushard.pools import run_in_turn
 from gpushard.stop_flag import flag_here
-from gpushard.workers import Opener, run_side_by_side, run_tasks
+from gpushard.workers import Spawner, run_side_by_side, run_tasks
 from interrupts import is_cut_off
 
 pytestmark = pytest.mark.skipif(
@@ -27,17 +27,17 @@ pytestmark = pytest.mark.skipif(
 )
 MODULES = ("gpushard/workers.py", "gpushard/pools.py", "/threading.py", "/futures/")
 # Python looks for signals at calls and at the ends of loops: not between a lock and the
-# block that gives it back, nor before the `try` of `end`.
+# block that gives it back, nor before the `try` of `cancel_or_wait`.
 UNREACHED = (
     "with self._lock:",
     "with self._is_running:",
     "pass",
-    "end(helpers)",
-    "end(there)",
+    "cancel_or_wait(helpers)",
+    "cancel_or_wait(futures)",
     "interrupt: KeyboardInterrupt | None = None",
     "while True:",
     "try:",
-    "for handed in [handed for handed in all_handed if not handed.take_back()]:",
+    "for future in [f for f in futures if not f.cancel()]:",
 )
 
 
@@ -46,8 +46,8 @@ def in_line(task: Callable[[int], Any]) -> None:
 
 
 def opened(task: Callable[[int], Any]) -> None:
-    opener = Opener(lambda: [lambda k=k: task(k) for k in range(2)], 1)
-    run_tasks([opener, opener], 3, most_nbytes=2)
+    spawner = Spawner(lambda: [lambda k=k: task(k) for k in range(2)], 1)
+    run_tasks([spawner, spawner], 3, most_nbytes=2)
 
 
 def side_by_side(task: Callable[[int], Any]) -> None:
@@ -91,11 +91,11 @@ def test_after_an_interrupt_at_any_line_no_task_runs_and_the_next_ones_do(way):
 def test_an_interrupt_while_helpers_begin_lets_them_end_soon(way, monkeypatch):
     def work() -> bool:
         n_done = []
-        taking = pools.Pool.take
+        submitting = pools.Pool.submit
 
-        def take(pool: Any, handed: Any) -> bool:
-            taking(pool, handed)
-            while not handed._claims:  # until its thread has begun
+        def submit(pool: Any, future: Any) -> bool:
+            submitting(pool, future)
+            while not future._claims:  # until its thread has begun
                 time.sleep(0.001)
             time.sleep(0.01)
             raise KeyboardInterrupt
@@ -104,7 +104,7 @@ def test_an_interrupt_while_helpers_begin_lets_them_end_soon(way, monkeypatch):
             time.sleep(0.01)
             n_done.append(1)
 
-        monkeypatch.setattr(pools.Pool, "take", take)
+        monkeypatch.setattr(pools.Pool, "submit", submit)
         with pytest.raises(KeyboardInterrupt):
             way(task)
         return len(n_done) < 20
@@ -146,14 +146,14 @@ def test_tasks_may_be_ended_in_the_middle_of_any_step_of_their_thread(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """So does the handler of a signal that closes a loader."""
-    tell_all = workers._Line._tell_all
+    wake_all = workers._WorkQueue._wake_all
 
     def told(line: Any) -> None:
         monkeypatch.undo()
         line.close()
-        tell_all(line)
+        wake_all(line)
 
-    monkeypatch.setattr(workers._Line, "_tell_all", told)
+    monkeypatch.setattr(workers._WorkQueue, "_wake_all", told)
     thread = threading.Thread(target=run_tasks, args=([int] * 9, 2), daemon=True)
     thread.start()
     thread.join(10)

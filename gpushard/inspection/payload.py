@@ -19,7 +19,7 @@ from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.workers import Opener, Task
+from gpushard.workers import Spawner, Task
 
 # Codecs that only verify. As the last codec of a chain they cover the stored bytes, so
 # they are checked without decoding.
@@ -162,7 +162,7 @@ def _unfit(
 
 def payload_tasks(
     check: PayloadCheck, contents: Contents, report: Report, advance: Advance
-) -> Iterator[Opener]:
+) -> Iterator[Spawner]:
     """Tasks that verify the bytes of an object's inner chunks.
 
     They raise `ObjectChangedError` if the object was replaced since its indexes were
@@ -185,7 +185,7 @@ def payload_tasks(
     if len(empty):
         once = np.ones_like(empty)
         nothing = _Batch(check, contents, chunks, empty, once, report, advance)
-        yield Opener(nothing.verify_empty, 0)
+        yield Spawner(nothing.verify_empty, 0)
 
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
@@ -209,7 +209,7 @@ class _Batch:
     report: Report
     advance: Advance
 
-    def tasks(self) -> Iterator[Opener]:
+    def tasks(self) -> Iterator[Spawner]:
         """Tasks of some requests each; there must be at least one row."""
         source, chunks = self.contents.source, self.chunks
         costs, room = source.store.costs, source.room
@@ -228,7 +228,7 @@ class _Batch:
         cuts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         for first, last in pairwise(cuts):
             nbytes = int(requests.nbytes[first:last].sum())
-            yield Opener(partial(self._verify, requests, range(first, last)), nbytes)
+            yield Spawner(partial(self._verify, requests, range(first, last)), nbytes)
 
     def verify_empty(self) -> Sequence[Task]:
         """Verify inner chunks that are stored in 0 bytes, without fetching."""

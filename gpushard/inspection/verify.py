@@ -34,7 +34,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
-from gpushard.workers import Opener, Task, Work, run_tasks
+from gpushard.workers import Spawner, Task, Work, run_tasks
 
 # After so many failures the store counts as failed: each may take as long as
 # `patience_s`.
@@ -160,7 +160,7 @@ class _Run:
     def _verify_held(self, some: list[Coordinate]) -> None:
         for contents in self._contents(some):
             for work in self._object_tasks(contents):
-                work.begin()
+                work.spawn()
 
     def _contents(self, some: list[Coordinate]) -> list[Contents]:
         """Contents of objects; those that cannot be read are findings."""
@@ -175,7 +175,7 @@ class _Run:
                 return []
         return [one for coordinate in some for one in self._contents([coordinate])]
 
-    def _object_tasks(self, contents: Contents) -> Iterator[Opener]:
+    def _object_tasks(self, contents: Contents) -> Iterator[Spawner]:
         self._begin(contents.coordinate)
         self._record(contents)
         n_stored = 0 if contents.chunks is None else len(contents.chunks.stored)
@@ -184,14 +184,14 @@ class _Run:
         for work in works:
             n_tasks += 1
             self._begin(contents.coordinate)
-            yield replace(work, begin=partial(self._guarded, work, contents))
+            yield replace(work, spawn=partial(self._guarded, work, contents))
         if not n_tasks or not n_stored:
             self.progress(1, 0)
         self._end(contents.coordinate)
 
-    def _guarded(self, work: Opener, contents: Contents) -> Sequence[Task]:
+    def _guarded(self, work: Spawner, contents: Contents) -> Sequence[Task]:
         try:
-            work.begin()
+            work.spawn()
         except StoreError as error:
             self._give_up(contents.coordinate, error, contents)
         self._end(contents.coordinate)

@@ -36,7 +36,7 @@ from gpushard.options import MIB
 from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
 from gpushard.selecting.selection import Ints
 from gpushard.stop_flag import StopFlag
-from gpushard.workers import Begun
+from gpushard.workers import StartedTasks
 
 OnError = Literal["raise", "skip"]
 
@@ -104,7 +104,7 @@ class Planned:
     jobs: list[Job] = field(default_factory=list[Job])
     finishers: list[Finish] = field(default_factory=list[Finish])
     prepared: Prepared | None = None
-    early: Begun | None = None
+    early: StartedTasks | None = None
     error: GpushardError | None = None
 
 

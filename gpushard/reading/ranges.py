@@ -30,7 +30,7 @@ from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.planning.spans import byte_spans
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
-from gpushard.workers import Opener, Task, Work
+from gpushard.workers import Spawner, Task, Work
 
 # Overhead of a request, in bytes: a batch of tiny requests is many objects.
 _REQUEST_NBYTES = 64
@@ -156,7 +156,7 @@ def _reading_tasks(
         elif copied is not None:
             widest = int(copied[first:last].max())
             nbytes += min(nbytes, n_workers * widest)
-        yield Opener(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+        yield Spawner(partial(_fetch, job, ranged, range(first, last), share), nbytes)
 
 
 def _taken_nbytes(job: Job, requests: Requests) -> Ints:

@@ -22,7 +22,7 @@ from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
 from gpushard.planning.blocks import Planned
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
-from gpushard.workers import Begun, Opener, Task, Work, run_tasks
+from gpushard.workers import Spawner, StartedTasks, Task, Work, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -102,17 +102,17 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     return Prepared(jobs, n_workers, directs, chain(first, tasks), since)
 
 
-def begin_early(prepared: Prepared) -> Begun | None:
+def begin_early(prepared: Prepared) -> StartedTasks | None:
     """Start other threads on the jobs before `begin`, so that this thread is free.
 
     None if there is nothing that other threads can start on.
     """
     if not prepared.directs or prepared.n_workers <= 1:
         return None
-    return Begun(prepared.tasks, prepared.n_workers)
+    return StartedTasks(prepared.tasks, prepared.n_workers)
 
 
-def begin(prepared: Prepared, begun: Begun | None = None) -> None:
+def begin(prepared: Prepared, begun: StartedTasks | None = None) -> None:
     """Run jobs to their end, except for work that a device still does; see `execute`.
 
     Parameters
@@ -190,9 +190,9 @@ def _all_tasks(
         for planned in some:
             for block in cut_shards(job, planned):
                 for work in _tasks(job, block, n_workers, changed):
-                    if isinstance(work, Opener):
-                        begin = partial(_begin, work, job, block, changed)
-                        yield replace(work, begin=begin)
+                    if isinstance(work, Spawner):
+                        spawn = partial(_spawn, work, job, block, changed)
+                        yield replace(work, spawn=spawn)
                     else:
                         yield partial(_run, work, job, block, changed)
 
@@ -205,13 +205,11 @@ def _tasks(
         yield from _block_tasks(job, block, n_workers)
 
 
-def _begin(
-    opener: Opener, job: Job, block: Planned, changed: Changed
-) -> Sequence[Task]:
-    given: Sequence[Task] = ()
+def _spawn(work: Spawner, job: Job, block: Planned, changed: Changed) -> Sequence[Task]:
+    tasks: Sequence[Task] = ()
     with _noting(job, block, changed):
-        given = opener.begin()
-    return [partial(_run, task, job, block, changed) for task in given]
+        tasks = work.spawn()
+    return [partial(_run, task, job, block, changed) for task in tasks]
 
 
 def _run(task: Task, job: Job, block: Planned, changed: Changed) -> None:

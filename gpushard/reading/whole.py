@@ -30,7 +30,7 @@ from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.workers import Opener, Task, Work, run_tasks
+from gpushard.workers import Spawner, Task, Work, run_tasks
 
 Coordinate = tuple[int, ...]
 
@@ -94,7 +94,7 @@ def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
         # batch in hand, which has room. Shards, for which ranges would do, may not
         # take more than the limit allows.
         nbytes = per_task * limit if job.source.layout.levels else 0
-        yield Opener(partial(_read_whole, job, some, n_workers), nbytes)
+        yield Spawner(partial(_read_whole, job, some, n_workers), nbytes)
 
 
 def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:

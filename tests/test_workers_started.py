@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from gpushard.workers import Begun, run_side_by_side, run_tasks
+from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
 
 
 def test_others_begin_before_the_calling_thread_joins_them():
@@ -18,9 +18,9 @@ def test_others_begin_before_the_calling_thread_joins_them():
         done.append(i)
         first.set()
 
-    begun = Begun([partial(task, i) for i in range(20)], 2)
+    started = StartedTasks([partial(task, i) for i in range(20)], 2)
     assert first.wait(10)
-    begun.finish()
+    started.finish()
     assert sorted(done) == list(range(20))
 
 
@@ -37,8 +37,8 @@ def test_a_worker_goes_on_to_what_was_begun_next_while_others_are_still_busy():
         is_busy.set()
         went_on.append(is_next.wait(10))
 
-    first = Begun([task, task], 2)
-    second = Begun([is_next.set], 2)
+    first = StartedTasks([task, task], 2)
+    second = StartedTasks([is_next.set], 2)
     first.finish()
     second.finish()
     assert went_on == [True]
@@ -48,9 +48,9 @@ def test_an_error_of_what_others_have_begun_is_raised_when_they_are_joined():
     def task():
         raise ValueError("stop")
 
-    begun = Begun([task], 3)
+    started = StartedTasks([task], 3)
     with pytest.raises(ValueError, match="stop"):
-        begun.finish()
+        started.finish()
 
 
 def test_no_task_runs_once_what_others_have_begun_is_ended():
@@ -63,9 +63,9 @@ def test_no_task_runs_once_what_others_have_begun_is_ended():
         running.pop()
         done.append(1)
 
-    begun = Begun([task] * 200, 3)
+    started = StartedTasks([task] * 200, 3)
     assert first.wait(10)
-    begun.end()
+    started.end()
     assert not running
     assert len(done) < 10
 
