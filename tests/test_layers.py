@@ -21,7 +21,7 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
-    ("pools", "arguments"),
+    ("pools", "work_queue", "arguments"),
     ("options", "report", "workers", "damage"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),

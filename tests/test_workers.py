@@ -15,7 +15,8 @@ from unittest import mock
 import pytest
 
 from gpushard.pools import Future, run_in_turn
-from gpushard.workers import Spawner, run_side_by_side, run_tasks
+from gpushard.work_queue import Spawner
+from gpushard.workers import run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 

@@ -16,16 +16,23 @@ from typing import Any
 import pytest
 
 from forked import answers_in_a_fork
-from gpushard import pools, workers
+from gpushard import pools
 from gpushard.pools import run_in_turn
 from gpushard.stop_flag import flag_here
-from gpushard.workers import Spawner, run_side_by_side, run_tasks
+from gpushard.work_queue import Spawner, WorkQueue
+from gpushard.workers import run_side_by_side, run_tasks
 from interrupts import is_cut_off
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this platform cannot fork"
 )
-MODULES = ("gpushard/workers.py", "gpushard/pools.py", "/threading.py", "/futures/")
+MODULES = (
+    "gpushard/workers.py",
+    "gpushard/work_queue.py",
+    "gpushard/pools.py",
+    "/threading.py",
+    "/futures/",
+)
 # Python looks for signals at calls and at the ends of loops: not between a lock and the
 # block that gives it back, nor before the `try` of `cancel_or_wait`.
 UNREACHED = (
@@ -146,14 +153,14 @@ def test_tasks_may_be_ended_in_the_middle_of_any_step_of_their_thread(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """So does the handler of a signal that closes a loader."""
-    wake_all = workers._WorkQueue._wake_all
+    wake_all = WorkQueue._wake_all
 
     def told(line: Any) -> None:
         monkeypatch.undo()
         line.close()
         wake_all(line)
 
-    monkeypatch.setattr(workers._WorkQueue, "_wake_all", told)
+    monkeypatch.setattr(WorkQueue, "_wake_all", told)
     thread = threading.Thread(target=run_tasks, args=([int] * 9, 2), daemon=True)
     thread.start()
     thread.join(10)

@@ -46,7 +46,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 # Most shards to read at a time: each is an open file, of which a process may have few.
 _MOST_SHARDS = 64

@@ -36,7 +36,7 @@ from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import Ints
 from gpushard.stores.handles import Handle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 # Most files that are kept open at a time: far fewer than a process may have.
 _MOST_FILES = 32

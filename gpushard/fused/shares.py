@@ -14,7 +14,7 @@ from gpushard.fused.columns import ENTRY, FILE, SOURCE
 from gpushard.fused.room import address_of
 from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 # Least size of the decoded inner chunks of a share: decoding them takes much longer
 # than a claim (0.1 us if another thread has just made one).

@@ -31,7 +31,7 @@ from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.handles import Handle
 from gpushard.stores.local import LocalStore, holds_plain_files
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 # openat2(2). A link may lead out of the store: the general path looks where it leads.
 _NO_LINKS = 0x04

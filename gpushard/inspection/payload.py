@@ -19,7 +19,7 @@ from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.workers import Spawner, Task
+from gpushard.work_queue import Spawner, Task
 
 # Codecs that only verify. As the last codec of a chain they cover the stored bytes, so
 # they are checked without decoding.

@@ -34,7 +34,8 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
-from gpushard.workers import Spawner, Task, Work, run_tasks
+from gpushard.work_queue import Spawner, Task, Work
+from gpushard.workers import run_tasks
 
 # After so many failures the store counts as failed: each may take as long as
 # `patience_s`.

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from gpushard.loader.memory import Memory
 from gpushard.options import KIB
 from gpushard.selecting.selection import Ints
-from gpushard.workers import Task, run_tasks
+from gpushard.work_queue import Task
+from gpushard.workers import run_tasks
 
 # Pieces of a load are gathered and cast one by one, so that a piece stays in cache.
 _PIECE_NBYTES = 512 * KIB

@@ -22,7 +22,7 @@ from gpushard.planning.blocks import Planned, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.stop_flag import StopFlag
 from gpushard.stores.base import ByteRequest
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -15,7 +15,7 @@ from gpushard.options import MIB
 from gpushard.placing.keeping import fits, keys_of
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
-from gpushard.workers import Task
+from gpushard.work_queue import Task
 
 # Bytes that a task copies at a time, which takes half a millisecond.
 _SHARE_NBYTES = 4 * MIB

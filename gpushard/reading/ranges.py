@@ -30,7 +30,7 @@ from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.planning.spans import byte_spans
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
-from gpushard.workers import Spawner, Task, Work
+from gpushard.work_queue import Spawner, Task, Work
 
 # Overhead of a request, in bytes: a batch of tiny requests is many objects.
 _REQUEST_NBYTES = 64

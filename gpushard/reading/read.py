@@ -22,7 +22,8 @@ from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
 from gpushard.planning.blocks import Planned
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
-from gpushard.workers import Spawner, StartedTasks, Task, Work, run_tasks
+from gpushard.work_queue import Spawner, Task, Work
+from gpushard.workers import StartedTasks, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -30,7 +30,8 @@ from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.workers import Spawner, Task, Work, run_tasks
+from gpushard.work_queue import Spawner, Task, Work
+from gpushard.workers import run_tasks
 
 Coordinate = tuple[int, ...]
 
