@@ -166,9 +166,9 @@ def test_indexes_that_are_kept_fit_the_memory_for_them_and_the_latest_stay():
     cache.put((5,), one)
     assert [key for key in range(6) if cache.get((key,))] == [3, 4, 5]
     cache.drop_shard((4,))
-    assert cache.since((4,)) == cache.since((5,)) == one.since
+    assert cache.read_at_s((4,)) == cache.read_at_s((5,)) == one.read_at_s
     cache.put((4,), kept(1000))  # read anew, so when it was read before does not count
-    assert cache.since((4,)) is None
+    assert cache.read_at_s((4,)) is None
 
 
 def test_an_index_that_is_dropped_while_it_is_looked_for_is_found_all_the_same():

@@ -302,8 +302,8 @@ def test_loaders_that_are_gone_leave_their_streams_to_others(device):
 def test_the_next_read_is_begun_before_the_last_one_is_waited_for(device, monkeypatch):
     monkeypatch.setattr(reading, "LOAD_NBYTES", 48)
     told = []
-    begin, finish = reading.begin, reading.finish
-    monkeypatch.setattr(reading, "begin", lambda *j: (told.append("begin"), begin(*j)))
+    run, finish = reading.run, reading.finish
+    monkeypatch.setattr(reading, "run", lambda *j: (told.append("begin"), run(*j)))
     monkeypatch.setattr(reading, "finish", lambda j: (told.append("end"), finish(j)))
     loader = Loader(images(), batch_size=8, device=device, prefetch_factor=1)
     assert len(list(loader)) == -(-N // 8)

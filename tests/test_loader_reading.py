@@ -22,7 +22,7 @@ from loader_data import IMAGES, N, images, stored
 
 def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
     monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
-    plan, begin = Field.read, reading.begin
+    plan, run = Field.read, reading.run
     n_planned, was_planned = threading.Semaphore(0), []
 
     def planned(field, origins, memory):
@@ -33,10 +33,10 @@ def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
     def begun(jobs, early):
         if not was_planned:  # one for itself, then one for the read that follows
             was_planned.extend(n_planned.acquire(timeout=20) for _ in range(2))
-        begin(jobs, early)
+        run(jobs, early)
 
     monkeypatch.setattr(Field, "read", planned)
-    monkeypatch.setattr(reading, "begin", begun)
+    monkeypatch.setattr(reading, "run", begun)
     with Loader(images(), batch_size=8) as loader:
         assert np.array_equal(next(iter(loader)), IMAGES[:8])
     assert was_planned == [True, True]
@@ -116,19 +116,19 @@ def test_a_read_is_ready_to_be_decoded_before_the_one_ahead_is_over(
 ):
     """But where inner chunks are kept: those of the read ahead are found then."""
     monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
-    plain_prepare, plain_begin = reading.prepare, reading.begin
+    plain_prepare, plain_run = reading.prepare, reading.run
     prepared, begun = [], []
 
     def prepare(jobs):
         prepared.append(threading.get_ident())
         return plain_prepare(jobs)
 
-    def begin(ready, early):
+    def run(ready, early):
         begun.append(threading.get_ident())
-        plain_begin(ready, early)
+        plain_run(ready, early)
 
     monkeypatch.setattr(reading, "prepare", prepare)
-    monkeypatch.setattr(reading, "begin", begin)
+    monkeypatch.setattr(reading, "run", run)
     options = gpushard.Options(chunk_cache_nbytes=1 << 20 if keeps else 0)
     z = zarr.create_array(
         tmp_path, shape=(N, 6), chunks=(4, 6), shards=(12, 6), dtype="u2"

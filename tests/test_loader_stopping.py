@@ -27,7 +27,7 @@ class Noted:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def direct(self, job: Any) -> Any:
+    def job_reader(self, job: Any) -> Any:
         return self
 
     def tasks(self, n_workers: int) -> Any:
@@ -39,8 +39,8 @@ class Noted:
     def fetch(self, job: Any, requests: Any, n_rows: int) -> Any:
         self.asked.append("fetch")
 
-    def reader(self, job: Any, ranged: Any) -> Any:
-        self.asked.append("reader")
+    def request_reader(self, job: Any, ranged: Any) -> Any:
+        self.asked.append("request_reader")
         return lambda n_workers, done: self.tasks(n_workers)
 
     def place(self, job: Any, ranged: Any, fetched: Any) -> None:
@@ -49,7 +49,7 @@ class Noted:
 
 WAYS = {
     "fetch": lambda sink: sink.fetch(NOTHING, [], 0),
-    "reader": lambda sink: sink.reader(NOTHING, NOTHING),
+    "request_reader": lambda sink: sink.request_reader(NOTHING, NOTHING),
     "place": lambda sink: sink.place(NOTHING, NOTHING, []),
 }
 
@@ -74,18 +74,18 @@ def test_nothing_more_is_asked_for_once_nobody_waits(way):
 
 def test_requests_that_were_given_out_are_not_read_any_more():
     noted, stop, sink = stoppable_sink()
-    first, second = sink.reader(NOTHING, NOTHING)(2, NOTHING)
+    first, second = sink.request_reader(NOTHING, NOTHING)(2, NOTHING)
     first()
     stop.set()
     with pytest.raises(Stopped):
         second()
-    assert noted.asked == ["reader", "task"]
+    assert noted.asked == ["request_reader", "task"]
 
 
 def test_tasks_that_were_given_out_are_not_run_any_more():
     noted, stop, sink = stoppable_sink()
-    direct = sink.direct(NOTHING)
-    first, second = direct.tasks(2)
+    reader = sink.job_reader(NOTHING)
+    first, second = reader.tasks(2)
     first()
     stop.set()
     with pytest.raises(Stopped):
@@ -95,9 +95,9 @@ def test_tasks_that_were_given_out_are_not_run_any_more():
 
 def test_what_reads_by_itself_says_the_same_about_what_is_left():
     noted, _, sink = stoppable_sink()
-    direct = sink.direct(NOTHING)
-    assert direct.seen == noted.seen
-    assert list(direct.left_over()) == ["block"]
+    reader = sink.job_reader(NOTHING)
+    assert reader.seen == noted.seen
+    assert list(reader.left_over()) == ["block"]
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

@@ -179,10 +179,10 @@ class DeviceSink:
             return encoded, encoded[:0]
         return encoded[~is_wrong], encoded[is_wrong]
 
-    def direct(self, job: Job) -> None:
+    def job_reader(self, job: Job) -> None:
         """Do nothing: this sink has no shorter way."""
 
-    def reader(self, job: Job, ranged: RangedBlock) -> None:
+    def request_reader(self, job: Job, ranged: RangedBlock) -> None:
         """Do nothing: this sink is given what is fetched."""
 
     def finish(self) -> None:

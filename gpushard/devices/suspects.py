@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gpushard.damage import ENDS_READ
 from gpushard.devices.sink import DeviceSink
 from gpushard.errors import CorruptShardError, DeviceError, GpushardError
-from gpushard.fetching.job import Answer, Job, SelfReader
+from gpushard.fetching.job import Answer, Job, JobReader
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.placing.place import HostSink, completed, decode_row
 from gpushard.planning.blocks import ShardBlock
@@ -92,12 +92,12 @@ class _LookingSink:
         self._blocks = blocks
         self.fetch = HostSink((), ()).fetch
 
-    def direct(self, job: Job) -> SelfReader:
+    def job_reader(self, job: Job) -> JobReader:
         """Leave over those blocks of the whole job."""
         del job
         return _Only(self._blocks)
 
-    def reader(self, job: Job, ranged: RangedBlock) -> None:
+    def request_reader(self, job: Job, ranged: RangedBlock) -> None:
         """Do nothing: this sink is given what is fetched."""
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class _LookingSink:
 
 @dataclass(frozen=True, slots=True)
 class _Only:
-    """Reads nothing of a job, and leaves a few blocks; see `SelfReader`."""
+    """Reads nothing of a job, and leaves a few blocks; see `JobReader`."""
 
     blocks: Sequence[ShardBlock]
 

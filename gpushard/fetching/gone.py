@@ -31,14 +31,23 @@ def replaced(source: Source, key: str) -> ObjectChangedError:
 
 
 def refuse_replaced(
-    source: Source, kept: Iterable[tuple[str, KnownIndex]], begun: float
+    source: Source, kept: Iterable[tuple[str, KnownIndex]], began_at_s: float
 ) -> int:
     """Refuse shards that were replaced after their indexes were read.
 
-    `kept` has the shards of which nothing is fetched, because their indexes say that
-    all of it is missing; other shards need no check, because each request for payload
-    names the version. Indexes from after `begun` are current. Returns the number of
-    requests that the check took.
+    Only shards of which no payload is fetched need this check: each request for payload
+    names the version that its index belongs to.
+
+    Parameters
+    ----------
+    kept
+        Keys and indexes of the shards in which all that is wanted is missing.
+    began_at_s
+        When the read began. Indexes that were read later are current.
+
+    Returns
+    -------
+    Number of requests that the check took.
 
     Raises
     ------
@@ -50,7 +59,7 @@ def refuse_replaced(
     requests = [
         ByteRequest(key, 0, 1, known.version)
         for key, known in kept
-        if known.since < begun and not source.store.current_version(key)[0]
+        if known.read_at_s < began_at_s and not source.store.current_version(key)[0]
     ]
     if requests:
         source.store.read(requests)
@@ -58,20 +67,23 @@ def refuse_replaced(
 
 
 def forget(
-    source: Source, shards: Iterable[IndexKey], changed: Iterable[str], begun: float
+    source: Source,
+    shards: Iterable[IndexKey],
+    changed: Iterable[str],
+    began_at_s: float,
 ) -> frozenset[str]:
     """Drop the indexes of `shards`; return those of `changed` that this read had seen.
 
-    If one of those is gone now, that is an error. The indexes of the others were kept
-    from before `begun`, when the read began, and nothing has checked them since: their
-    objects may have been gone for long. Another read may have found that before, and
-    have dropped their indexes.
+    It is an error if a shard that this read has seen is gone when it is read again. The
+    other indexes were kept from before `began_at_s`, when the read began, and nothing
+    has checked them since. Their objects may have been gone for long, and another read
+    may have found that and dropped the index.
     """
     seen = set(changed)
     for shard in shards:
-        since, key = source.indexes.since(shard), source.key(shard)
+        read_at_s, key = source.indexes.read_at_s(shard), source.key(shard)
         is_asked, _ = source.store.current_version(key)
-        if since is not None and since < begun and not is_asked:
+        if read_at_s is not None and read_at_s < began_at_s and not is_asked:
             seen.discard(key)
         source.indexes.drop_shard(shard)
     return frozenset(seen)

@@ -60,8 +60,8 @@ KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
 """Writes inner chunks of a block to the output, from where they are kept."""
 
 
-class SelfReader(Protocol):
-    """Reads as much of a job as it can, without the stages between plan and placing."""
+class JobReader(Protocol):
+    """Reads as much of a whole job as it can, in a shorter way than `reading.read`."""
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
         """Tasks that read everything except what `left_over` then returns."""
@@ -80,12 +80,12 @@ class SelfReader(Protocol):
 class Sink(Protocol):
     """Decodes inner chunks and writes them to the output; called from many threads."""
 
-    def direct(self, job: Job) -> SelfReader | None:
-        """A reader for the whole job, if the sink can read without the stages."""
+    def job_reader(self, job: Job) -> JobReader | None:
+        """A reader for the whole job, if the sink has one; else None."""
         ...
 
-    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
-        """A reader for the requests of a block, if the sink fetches by itself."""
+    def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+        """A reader for a block's requests, if the sink fetches by itself; else None."""
         ...
 
     @property

@@ -85,7 +85,11 @@ def locate(job: Job, block: ShardBlock, found: Found) -> Located:
 
 
 def refuse_stale(
-    job: Job, block: ShardBlock, found: Found, missing: NDArray[np.bool_], begun: float
+    job: Job,
+    block: ShardBlock,
+    found: Found,
+    missing: NDArray[np.bool_],
+    began_at_s: float,
 ) -> None:
     """Refuse shards that were replaced, where every wanted inner chunk is `missing`.
 
@@ -93,7 +97,7 @@ def refuse_stale(
     ----------
     found
         Result of `find_indexes` for the block's shards. Indexes in it that were kept
-        since before `begun` may be stale.
+        since before `began_at_s` may be stale.
     missing
         bool, shape (n_chunks,).
 
@@ -113,7 +117,7 @@ def refuse_stale(
         for s in np.flatnonzero(is_silent).tolist()
         if isinstance(known := found[s], KnownIndex)
     )
-    job.tally.add(n_index_requests=refuse_replaced(job.source, kept, begun))
+    job.tally.add(n_index_requests=refuse_replaced(job.source, kept, began_at_s))
 
 
 def refuse_oversized(job: Job, block: ShardBlock, located: Located) -> None:

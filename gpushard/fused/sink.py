@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpushard.fetching.job import Answer, Job, RequestReader, SelfReader
+from gpushard.fetching.job import Answer, Job, JobReader, RequestReader
 from gpushard.fetching.ranged import Places, RangedBlock
 from gpushard.fused.boxes import Landing, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
@@ -49,7 +49,7 @@ class FusedSink:
         self.fetch = host.fetch
         self.batch_nbytes = self.batch_cut = None
 
-    def direct(self, job: Job) -> SelfReader | None:
+    def job_reader(self, job: Job) -> JobReader | None:
         """Reader of a job from local files, if the loops can do all of it."""
         job.tally.note(loops=self._runner.library_name)
         if not job.source.layout.levels:
@@ -59,7 +59,7 @@ class FusedSink:
             return None
         return direct_read(self._runner, first, job)
 
-    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+    def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """Reader of requests to local files; None if the objects lie elsewhere."""
         return file_reader(self._runner, self._host, job, ranged)
 

@@ -33,7 +33,7 @@ from gpushard.loader.sizes import load_nbytes, load_samples, whole_batches
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
-from gpushard.reading.read import Prepared, begin, begin_early, finish, prepare
+from gpushard.reading.read import Prepared, finish, prepare, run, start_early
 from gpushard.selecting.selection import Ints
 from gpushard.stop_flag import StopFlag
 from gpushard.workers import StartedTasks
@@ -174,10 +174,10 @@ class Reader:
             # even while a result is handed out to a consumer, who then holds the
             # interpreter's lock.
             ready = handed[0].prepared
-            early = handed[0].early = None if ready is None else begin_early(ready)
+            early = handed[0].early = None if ready is None else start_early(ready)
             try:
                 yield handed.pop()  # popped, so that it is not held here meanwhile
-            except GeneratorExit:  # `begin` will not wait for the threads
+            except GeneratorExit:  # `run` will not wait for the threads
                 if early is not None:
                     early.end()
                 raise
@@ -286,7 +286,7 @@ class Reader:
         """Begin a read; `_finish` raises its errors."""
         if planned.error is None:
             with self._failing_later(planned):
-                begin(planned.prepared or self._prepared(planned), planned.early)
+                run(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
     def _failing(self, read: Planned) -> Iterator[None]:

@@ -11,10 +11,10 @@ from gpushard.fetching.job import (
     Answer,
     BatchCut,
     Job,
+    JobReader,
     KeptPlacer,
     RequestReader,
     RequestsDone,
-    SelfReader,
     Sink,
 )
 from gpushard.fetching.ranged import RangedBlock
@@ -39,22 +39,22 @@ def stoppable(job: Job, stop: StopFlag) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class _StoppableReader:
-    """A job's own reader that stops between its tasks."""
+    """A reader of a whole job that stops between its tasks."""
 
-    reader: SelfReader
+    reader: JobReader
     check: Callable[[], None]
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
-        """See `SelfReader`."""
+        """See `JobReader`."""
         return _checked(self.reader.tasks(n_workers), self.check)
 
     @property
     def seen(self) -> set[str]:
-        """See `SelfReader`."""
+        """See `JobReader`."""
         return self.reader.seen
 
     def left_over(self) -> Iterator[Planned]:
-        """See `SelfReader`."""
+        """See `JobReader`."""
         return self.reader.left_over()
 
 
@@ -75,10 +75,10 @@ class _StoppableSink:
         """See `Sink`."""
         return self.sink.batch_cut
 
-    def direct(self, job: Job) -> SelfReader | None:
+    def job_reader(self, job: Job) -> JobReader | None:
         """See `Sink`."""
-        direct = self.sink.direct(job)
-        return None if direct is None else _StoppableReader(direct, self.check)
+        reader = self.sink.job_reader(job)
+        return None if reader is None else _StoppableReader(reader, self.check)
 
     def fetch(
         self, job: Job, requests: Sequence[ByteRequest], n_rows: int
@@ -87,10 +87,10 @@ class _StoppableSink:
         self.check()
         return self.sink.fetch(job, requests, n_rows)
 
-    def reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
+    def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """See `Sink`."""
         self.check()
-        reader = self.sink.reader(job, ranged)
+        reader = self.sink.request_reader(job, ranged)
         if reader is None:
             return None
 

@@ -29,7 +29,7 @@ class KnownIndex:
 
     Attributes
     ----------
-    since
+    read_at_s
         Time at which it was read, from `time.monotonic`.
     addresses
         Addresses of the index' columns (offset, nbytes, state), kept here because
@@ -39,12 +39,12 @@ class KnownIndex:
         inner chunk of another index has; None if the index has too many entries.
     """
 
-    __slots__ = ("addresses", "first_key", "index", "since", "version")
+    __slots__ = ("addresses", "first_key", "index", "read_at_s", "version")
 
     def __init__(self, index: ShardIndex, version: Hashable) -> None:
         self.index = index
         self.version = version
-        self.since = monotonic()
+        self.read_at_s = monotonic()
         columns: tuple[NDArray[Any], ...] = (index.offset, index.nbytes, index.state)
         self.addresses = tuple(c.__array_interface__["data"][0] for c in columns)
         is_countable = len(index.state) <= _MOST_ENTRIES
@@ -104,16 +104,16 @@ class IndexCache:
     def _drop_shard(self, coordinate: tuple[int, ...]) -> None:
         n = len(coordinate)
         if coordinate in self._known:
-            self._dropped[coordinate] = self._known[coordinate].since
+            self._dropped[coordinate] = self._known[coordinate].read_at_s
         if len(self._dropped) > _MOST_DROPPED:
             self._dropped.popitem(last=False)
         for key in [k for k in list(self._known) if k[:n] == coordinate]:
             self._drop(key)
 
-    def since(self, coordinate: tuple[int, ...]) -> float | None:
-        """When a shard's index was read that is kept, or that another read dropped."""
+    def read_at_s(self, coordinate: tuple[int, ...]) -> float | None:
+        """When the index of a shard was read that is kept, or was dropped lately."""
         known = self._known.get(coordinate)
-        return self._dropped.get(coordinate) if known is None else known.since
+        return self._dropped.get(coordinate) if known is None else known.read_at_s
 
     def _drop(self, key: IndexKey) -> None:
         known = self._known.pop(key, None)

@@ -103,10 +103,10 @@ class HostSink:
             for some in _runs(rows):
                 self._place_rows(job, ranged, some, fetched, base)
 
-    def direct(self, job: Job) -> None:
+    def job_reader(self, job: Job) -> None:
         """Return None: this sink always takes the general path."""
 
-    def reader(self, job: Job, ranged: RangedBlock) -> None:
+    def request_reader(self, job: Job, ranged: RangedBlock) -> None:
         """Return None: this sink does not fetch by itself."""
 
     def finish(self) -> None:

@@ -46,14 +46,14 @@ def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
 
     The indexes of the shards are read before the first piece of work is yielded.
     """
-    begun = monotonic()
+    began_at_s = monotonic()
     found = find_indexes(job, block)
     for piece in cut_rows(job, block, n_workers):
         located = locate(job, piece, found)
         refuse_oversized(job, piece, located)
         missing = np.flatnonzero(located.missing)
         if len(missing):
-            refuse_stale(job, piece, found, located.missing, begun)
+            refuse_stale(job, piece, found, located.missing, began_at_s)
             job.tally.add(n_missing_inner_chunks=len(missing))
             yield partial(job.sink.fill, job, piece, missing)
         rows, claimed = np.flatnonzero(~located.missing), None
@@ -142,7 +142,7 @@ def _reading_tasks(
     job: Job, ranged: RangedBlock, n_workers: int, share: int
 ) -> Iterator[Work]:
     """Work that fetches the requests of a block, and decodes and places the bytes."""
-    reader = job.sink.reader(job, ranged)
+    reader = job.sink.request_reader(job, ranged)
     if reader is not None:
         for task in reader(n_workers, partial(_let_be_read, job, ranged)):
             yield partial(_run_timed, job, task)

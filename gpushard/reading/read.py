@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpushard.errors import ObjectChangedError, naming
 from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large
-from gpushard.fetching.job import Job, SelfReader, rows_of
+from gpushard.fetching.job import Job, JobReader, rows_of
 from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
 from gpushard.planning.blocks import Planned
 from gpushard.reading.ranges import range_tasks
@@ -49,7 +49,7 @@ def execute(jobs: Sequence[Job]) -> None:
     StoreError
         The store failed; `ObjectChangedError` if a shard was replaced twice.
     """
-    begin(prepare(jobs))
+    run(prepare(jobs))
     finish(jobs)
 
 
@@ -62,20 +62,20 @@ class Prepared(NamedTuple):
         The jobs, whose memory limit excludes what indexes and columns take.
     n_workers
         Number of threads that all jobs are run with.
-    directs
-        Jobs whose sink reads them itself, without the stages of this module, and the
-        reader of each.
+    readers
+        Jobs whose sink reads them itself, and the reader of each. Other jobs, and what
+        these readers leave over, go through the stages of this module.
     tasks
-        Tasks of `directs`; the first is made already.
-    since
+        Tasks of `readers`; the first is made already.
+    began_at_s
         Monotonic time at which `prepare` began.
     """
 
     jobs: Sequence[Job]
     n_workers: int
-    directs: Sequence[tuple[Job, SelfReader]]
+    readers: Sequence[tuple[Job, JobReader]]
     tasks: Iterator[Task]
-    since: float
+    began_at_s: float
 
 
 def prepare(jobs: Sequence[Job]) -> Prepared:
@@ -86,7 +86,7 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     LimitError, StoreError
         As `execute` does.
     """
-    since = monotonic()
+    began_at_s = monotonic()
     for job in jobs:
         if job.plan.n_chunks:
             with _named(job):
@@ -97,55 +97,62 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
             with _named(job):
                 job.source.room.refuse_large()
     n_workers = _n_workers(jobs)
-    directs = [(job, direct) for job in jobs if (direct := job.sink.direct(job))]
-    tasks = _direct_tasks(directs, n_workers)
+    readers = [(job, reader) for job in jobs if (reader := job.sink.job_reader(job))]
+    tasks = _reader_tasks(readers, n_workers)
     first = [*islice(tasks, 1)]
-    return Prepared(jobs, n_workers, directs, chain(first, tasks), since)
+    return Prepared(jobs, n_workers, readers, chain(first, tasks), began_at_s)
 
 
-def begin_early(prepared: Prepared) -> StartedTasks | None:
-    """Start other threads on the jobs before `begin`, so that this thread is free.
+def start_early(prepared: Prepared) -> StartedTasks | None:
+    """Have other threads start on the jobs before `run`, while this thread is free.
 
     None if there is nothing that other threads can start on.
     """
-    if not prepared.directs or prepared.n_workers <= 1:
+    if not prepared.readers or prepared.n_workers <= 1:
         return None
     return StartedTasks(prepared.tasks, prepared.n_workers)
 
 
-def begin(prepared: Prepared, begun: StartedTasks | None = None) -> None:
+def run(prepared: Prepared, started: StartedTasks | None = None) -> None:
     """Run jobs to their end, except for work that a device still does; see `execute`.
 
     Parameters
     ----------
-    begun
-        The result of `begin_early`.
+    started
+        The result of `start_early`.
     """
-    jobs, n_workers, directs, tasks, since = prepared
-    changed: Changed = []
-    if begun is None:
-        run_tasks(tasks, n_workers)
+    n_workers = prepared.n_workers
+    if started is None:
+        run_tasks(prepared.tasks, n_workers)
     else:
-        begun.finish()
-    for job, _ in directs:
+        started.finish()
+    for job, _ in prepared.readers:
         job.source.room.let_go()
-    blocks = [
-        (replace(job, seen=frozenset(direct.seen)), direct.left_over())
-        for job, direct in directs
-    ]
-    done = {id(job) for job, _ in directs}
-    blocks += [
-        (job, job.plan.blocks(most_merged(job.source)))
-        for job in jobs
-        if id(job) not in done
-    ]
-    most = max((job.most_fetched_nbytes for job in jobs), default=0)
-    run_tasks(_all_tasks(blocks, n_workers, changed), n_workers, most)
+    changed: Changed = []
+    most_nbytes = max((job.most_fetched_nbytes for job in prepared.jobs), default=0)
+    works = _all_tasks(_blocks_left(prepared), n_workers, changed)
+    run_tasks(works, n_workers, most_nbytes)
     for job, block, keys in changed:
         shards = map(tuple, block.shard_coords.tolist())
-        again = replace(job, seen=forget(job.source, shards, keys, since))
+        seen = forget(job.source, shards, keys, prepared.began_at_s)
         with _named(job):
-            run_tasks(_block_tasks(again, block, n_workers), n_workers, most)
+            works = _block_tasks(replace(job, seen=seen), block, n_workers)
+            run_tasks(works, n_workers, most_nbytes)
+
+
+def _blocks_left(prepared: Prepared) -> list[tuple[Job, Iterator[Planned]]]:
+    """Blocks of each job that its reader, if any, has not read."""
+    left = [
+        (replace(job, seen=frozenset(reader.seen)), reader.left_over())
+        for job, reader in prepared.readers
+    ]
+    with_reader = {id(job) for job, _ in prepared.readers}
+    left += [
+        (job, job.plan.blocks(most_merged(job.source)))
+        for job in prepared.jobs
+        if id(job) not in with_reader
+    ]
+    return left
 
 
 def _n_workers(jobs: Sequence[Job]) -> int:
@@ -155,7 +162,7 @@ def _n_workers(jobs: Sequence[Job]) -> int:
 
 
 def finish(jobs: Sequence[Job]) -> None:
-    """Wait until the outputs of jobs that `begin` ran are written; see `execute`."""
+    """Wait until the outputs of jobs that `run` ran are written; see `execute`."""
     for job in jobs:
         with _named(job):
             job.sink.finish()
@@ -166,13 +173,13 @@ def _named(job: Job) -> AbstractContextManager[None]:
     return naming(job.source.store, job.source.layout.path)
 
 
-def _direct_tasks(
-    directs: Sequence[tuple[Job, SelfReader]], n_workers: int
+def _reader_tasks(
+    readers: Sequence[tuple[Job, JobReader]], n_workers: int
 ) -> Iterator[Task]:
-    """Tasks of the jobs whose sink reads them itself, without the stages here."""
-    for job, direct in directs:
+    """Tasks of the jobs whose sink reads them itself."""
+    for job, reader in readers:
         with _named(job):
-            for task in direct.tasks(n_workers):
+            for task in reader.tasks(n_workers):
                 yield partial(_run_named, task, job)
 
 
@@ -187,8 +194,8 @@ def _all_tasks(
     changed: Changed,
 ) -> Iterator[Work]:
     """Work that reads the given blocks of each job."""
-    for job, some in blocks:
-        for planned in some:
+    for job, planned_blocks in blocks:
+        for planned in planned_blocks:
             for block in cut_shards(job, planned):
                 for work in _tasks(job, block, n_workers, changed):
                     if isinstance(work, Spawner):

@@ -152,13 +152,13 @@ def _read_twice_at_most(
     if not source.layout.levels:
         _read_unsharded(source, chunks, view)
         return
-    begun = monotonic()
+    began_at_s = monotonic()
     try:
-        _read(source, chunks, view, begun)
+        _read(source, chunks, view, began_at_s)
     except ObjectChangedError as error:
         shards = {chunk.shard for chunk in chunks}
-        seen = forget(source, shards, [error.shard_key or ""], begun)
-        _read(source, chunks, view, begun, seen)
+        seen = forget(source, shards, [error.shard_key or ""], began_at_s)
+        _read(source, chunks, view, began_at_s, seen)
 
 
 def _read_unsharded(
@@ -201,12 +201,12 @@ def _read(
     source: Source,
     chunks: Sequence[TouchedChunk],
     view: NDArray[Any],
-    begun: float,
+    began_at_s: float,
     seen: Collection[str] = (),
 ) -> None:
     """Read once; `seen` are the keys of shards that existed a moment ago.
 
-    An index that has been kept since before `begun` may belong to a replaced shard.
+    An index that was kept before `began_at_s` may belong to a replaced shard.
     """
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
     known = known_indexes(source, keys)
@@ -218,7 +218,7 @@ def _read(
     if None in places:
         told = {chunk.shard for chunk, place in found if place}
         silent = ((keys[s], k) for s, k in known.items() if k and s not in told)
-        refuse_replaced(source, silent, begun)
+        refuse_replaced(source, silent, began_at_s)
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
