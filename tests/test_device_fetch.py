@@ -25,7 +25,7 @@ from device_fetch_cases import (
 from gpushard.devices import sink
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload import landing, ring
+from gpushard.devices.payload import answers, ring
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import KIB, MIB, Options
@@ -217,10 +217,10 @@ def test_a_failing_fetch_gives_its_slot_back(tmp_path):
 def test_plain_elements_keep_their_alignment():
     requests = [ByteRequest("a", 100, 350), ByteRequest("b", 4097, 4098)]
     requests += [ByteRequest("c", 64, 128), ByteRequest("d", 7, 7)]
-    places, nbytes = landing.laid_out(requests, landing.ALIGNMENT)
+    places, nbytes = answers.laid_out(requests, answers.ALIGNMENT)
     assert places == [36, 321, 384, 455]
     assert nbytes == 512
-    places, nbytes = landing.laid_out(requests, 4096)
+    places, nbytes = answers.laid_out(requests, 4096)
     assert places == [100, 4097, 8256, 12295]
     assert nbytes == 16384
 
@@ -240,7 +240,7 @@ def test_bytes_of_plain_elements_keep_their_place_between_words(tmp_path):
     # Of each inner chunk, no byte of the first row and a half is fetched.
     part = expressions.basic((slice(1, None, 5), slice(35, 37)), a.shape)
     firsts = []
-    bring = ring.SlotLanding.bring
+    bring = ring.PinnedPayload.bring
 
     def noting(landed, lane, encoded):
         addresses = bring(landed, lane, encoded)
@@ -248,7 +248,7 @@ def test_bytes_of_plain_elements_keep_their_place_between_words(tmp_path):
         firsts.append(addresses - encoded.low.astype(np.uint64))
         return addresses
 
-    with mock.patch.object(ring.SlotLanding, "bring", noting):
+    with mock.patch.object(ring.PinnedPayload, "bring", noting):
         results, _ = read_on_device(a, [part], emulated(), max_rows=2)
     assert_same_bits(results[0], values[1::5, 35:37])
     assert not np.any(np.concatenate(firsts) % 16)

@@ -36,7 +36,7 @@ CHAINS = {
 }
 # From the first stream to the last that is given back.
 MODULES = ("devices/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
-RELAYS = ("devices/relayed.py", "payload/landed.py")
+RELAYS = ("devices/relayed.py", "payload/device_slots.py")
 LOADER = ("loader/reading.py", "loader/places.py", "loader/batches.py")
 # Python looks for signals at calls and at the ends of loops, not before these.
 UNREACHED = ("try:", "with settled(self._idle) as lane:", "raise", "self.abandon()")

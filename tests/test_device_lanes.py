@@ -19,9 +19,9 @@ import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated, small_batches, stored
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload import landed
-from gpushard.devices.payload.landed import DeviceSlot
-from gpushard.devices.payload.landing import read_back
+from gpushard.devices.payload import device_slots
+from gpushard.devices.payload.answers import read_back
+from gpushard.devices.payload.device_slots import DeviceSlot
 from gpushard.devices.payload.ring import Slot
 from gpushard.devices.sink import settled
 from gpushard.devices.slabs import PinnedSlab, Slab, pooled_nbytes
@@ -170,7 +170,7 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
 
 
 def test_who_needs_the_slot_of_a_lane_in_use_is_told_once_it_is_settled(monkeypatch):
-    monkeypatch.setattr(landed, "_LOOK_S", 60.0)
+    monkeypatch.setattr(device_slots, "_LOOK_S", 60.0)
     device = emulated()
     held, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
     turns = iter([other])  # asks once for a lane, and gets the other one
@@ -186,7 +186,7 @@ def test_who_needs_the_slot_of_a_lane_in_use_is_told_once_it_is_settled(monkeypa
 
 def test_who_needs_the_slot_of_a_lane_is_told_once_that_is_idle(monkeypatch):
     # Nobody else may need a lane, and then nobody else settles it.
-    monkeypatch.setattr(landed, "_LOOK_S", 60.0)
+    monkeypatch.setattr(device_slots, "_LOOK_S", 60.0)
     device = emulated()
     lanes = [Lane(device, n, small_batches(100)) for n in range(3)]
     idle = Spares(lanes)
@@ -220,7 +220,7 @@ def test_two_threads_may_tell_those_who_wait_for_a_lane():
 
 def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
     # As after an interrupt in the thread that had the lane.
-    monkeypatch.setattr(landed, "_LOOK_S", 0.001)
+    monkeypatch.setattr(device_slots, "_LOOK_S", 0.001)
     device = emulated()
     lane, other = (Lane(device, n, small_batches(100)) for n in (1, 2))
     lane.is_used = True

@@ -21,12 +21,12 @@ from benchmarks.gpu.vendor_gzip import LookaheadGzip
 from gpushard import Options, open_array
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm
+from gpushard.devices.payload.device_slots import PAGE_NBYTES
 from gpushard.devices.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
     kvikio_facts,
 )
-from gpushard.devices.payload.landed import PAGE_NBYTES
 from gpushard.devices.sink import most_rows
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.host_rows import put_rows
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.payload.landing import Encoded, brought_back
-from gpushard.devices.payload.ring import SlotLanding
+from gpushard.devices.payload.answers import Encoded, brought_back
+from gpushard.devices.payload.ring import PinnedPayload
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage
@@ -95,7 +95,7 @@ def decode(
     if not chain.steps:
         _place_plain(lane, targets, rows, encoded)
         return
-    src = encoded.landing.bring(lane, encoded)
+    src = encoded.payload.bring(lane, encoded)
 
     def settle_rows(refused: Ints) -> None:
         found = brought_back(lane, encoded[refused], src[refused])
@@ -107,13 +107,13 @@ def decode(
 
 def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> None:
     """Enqueue copying plain elements to the outputs, or else scattering them."""
-    landing = encoded.landing
-    if isinstance(landing, SlotLanding):
-        copies = targets.copies(rows, encoded.at - encoded.low)
+    payload = encoded.payload
+    if isinstance(payload, PinnedPayload):
+        copies = targets.copies(rows, encoded.offset - encoded.low)
         if copies is not None:
-            landing.land(lane, copies)
+            payload.copy_to_outputs(lane, copies)
             return
-    src = landing.bring(lane, encoded) - encoded.low.view(np.uint64)
+    src = payload.bring(lane, encoded) - encoded.low.view(np.uint64)
     _scatter(lane, targets, rows, src)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
 from gpushard.devices.host_rows import decoding, rates_here
-from gpushard.devices.payload.landing import Encoded
+from gpushard.devices.payload.answers import Encoded
 from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, load_of
 from gpushard.fetching.job import Job
 
@@ -65,7 +65,7 @@ class Decider:
         step = self._step
         if step is None or job.source.options.placement != "cost":
             return job.source.options.placement != "host"
-        first = encoded.landing.first_on_host(encoded)
+        first = encoded.payload.first_on_host(encoded)
         if first is not None:
             job.source.facts[_HEADER] = first[:BLOSC_HEADER_NBYTES].copy()
         costs = self._costs(job, step, len(encoded), int(encoded.nbytes.sum()))

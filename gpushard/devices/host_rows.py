@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpushard.codecs import libdeflate
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.landing import Encoded
+from gpushard.devices.payload.answers import Encoded
 from gpushard.devices.placement import (
     HOST_ROW_S,
     LOOPS_ROW_S,
@@ -51,7 +51,7 @@ def put_rows(
     copied back on `lane`. Raises `CorruptShardError` if one is damaged.
     """
     job, block, encoded = fetched
-    held, at = encoded.landing.on_host(lane, encoded)
+    held, at = encoded.payload.on_host(lane, encoded)
     n_lanes = lane.budget.n_lanes
     is_left = np.ones(len(encoded), np.bool_)
     if stays_as_stored(chain, job.source):

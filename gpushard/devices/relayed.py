@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Copier, CopyEvent, Device, Event
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import DeviceChain
+from gpushard.devices.payload.answers import ALIGNMENT, nbytes_of
+from gpushard.devices.payload.device_slots import DeviceFetch, Fetch, Handover, Reading
 from gpushard.devices.payload.direct import DirectFetch, direct_files
-from gpushard.devices.payload.landed import DeviceFetch, Fetch, Handover, Reading
-from gpushard.devices.payload.landing import ALIGNMENT, nbytes_of
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError

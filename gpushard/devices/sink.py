@@ -19,8 +19,8 @@ from gpushard.devices.budget import Budget
 from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.landed import Fetch, Handover
-from gpushard.devices.payload.landing import Encoded
+from gpushard.devices.payload.answers import Encoded
+from gpushard.devices.payload.device_slots import Fetch, Handover
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.relayed import choose_fetch
 from gpushard.devices.scattering.targets import Targets, place_targets

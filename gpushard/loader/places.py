@@ -170,16 +170,16 @@ class DevicePlace:
         if not takes(field):
             return self._read_by_host(field, origins)
         shape = (len(origins), *field.cut.sample_shape)
-        wanted = _rows(field, origins) if field.lists_rows_on_device else None
-        landing = wanted or _patches(field, origins)
-        if self._suits_host(field, landing.selection):
+        whole_rows = _rows(field, origins) if field.lists_rows_on_device else None
+        to_read = whole_rows or _patches(field, origins)
+        if self._suits_host(field, to_read.selection):
             return self._read_by_host(field, origins)
-        rows = self._memory.take(landing.shape, field.conversion.dtype)
-        if landing.has_gaps:
+        rows = self._memory.take(to_read.shape, field.conversion.dtype)
+        if to_read.has_gaps:
             self._prefill(field, rows)
         entries = (self._device.record(self._memory.stream),)
         out = rows.output(_affine(field))
-        jobs = self._jobs(field, landing.selection, out, entries)
+        jobs = self._jobs(field, to_read.selection, out, entries)
         if jobs is None:
             return self._read_by_host(field, origins)
         field.tally.add(loaded_samples=len(origins))
@@ -270,7 +270,7 @@ def _affine(field: Field) -> Affine | None:
     return None if factors is None else Affine(*factors)
 
 
-class _Landing(NamedTuple):
+class _RowsToRead(NamedTuple):
     """A selection to read, and the shape of the rows that it is written to.
 
     Attributes
@@ -284,7 +284,7 @@ class _Landing(NamedTuple):
     has_gaps: bool
 
 
-def _rows(field: Field, origins: Ints) -> _Landing:
+def _rows(field: Field, origins: Ints) -> _RowsToRead:
     """Whole rows, each copied straight to its place by a kernel."""
     flat = field.cut.rows(origins).ravel()
     shape = field.cut.shape
@@ -293,9 +293,9 @@ def _rows(field: Field, origins: Ints) -> _Landing:
     rest = (SliceAxis(0, 1, extent) for extent in shape[1:])
     landed = (len(flat), *shape[1:])
     selection = Orthogonal((first, *rest), landed)
-    return _Landing(landed, selection, len(place) < len(flat))
+    return _RowsToRead(landed, selection, len(place) < len(flat))
 
 
-def _patches(field: Field, origins: Ints) -> _Landing:
+def _patches(field: Field, origins: Ints) -> _RowsToRead:
     patches, is_whole = field.cut.patches(origins)
-    return _Landing(patches.shape, patches, not is_whole)
+    return _RowsToRead(patches.shape, patches, not is_whole)

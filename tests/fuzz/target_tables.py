@@ -22,7 +22,7 @@ from fuzz import target_device
 from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload.ring import SlotLanding
+from gpushard.devices.payload.ring import PinnedPayload
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cuda_host.arrays import EmulatedBuffer
     from gpushard.devices.lane import Lane
-    from gpushard.devices.payload.landing import Encoded
+    from gpushard.devices.payload.answers import Encoded
 
 NAME = "tables"
 ROOM_NBYTES = target_device.ROOM_NBYTES
@@ -115,9 +115,9 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
     output = DeviceOutput(buffer.address, out.shape, out.strides, out.dtype)
     kept: list[EmulatedBuffer] = []
 
-    def bring(landing: SlotLanding, lane: Lane, encoded: Encoded) -> Any:
+    def bring(landing: PinnedPayload, lane: Lane, encoded: Encoded) -> Any:
         """Addresses of the bytes of each inner chunk, as far from a 16 as in a slot."""
-        skews = encoded.at % 16
+        skews = encoded.offset % 16
         memory, at = landing.on_host(lane, encoded)
         ranges = zip(at.tolist(), (at + encoded.nbytes).tolist(), strict=True)
         pieces = [memory[first:last] for first, last in ranges]
@@ -127,7 +127,7 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
         return np.array([b.address for b in made], np.uint64) + skews.astype(np.uint64)
 
     try:
-        with mock.patch.object(SlotLanding, "bring", bring):
+        with mock.patch.object(PinnedPayload, "bring", bring):
             read_to_device(DeviceRead(a.source, [selection], [output], device, Tally()))
     except CorruptShardError as error:
         return error

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpushard.devices.payload.kvikio_file import (
-    FileRange,
-    KvikioFiles,
-    find_kvikio,
-    find_kvikio_remote,
-)
-from gpushard.devices.payload.landed import (
+from gpushard.devices.payload.answers import nbytes_of
+from gpushard.devices.payload.device_slots import (
     PAGE_NBYTES,
     DeviceFetch,
     Fetch,
     Handover,
     Reading,
 )
-from gpushard.devices.payload.landing import nbytes_of
+from gpushard.devices.payload.kvikio_file import (
+    FileRange,
+    KvikioFiles,
+    find_kvikio,
+    find_kvikio_remote,
+)
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.options import KIB
@@ -38,8 +38,8 @@ MIN_MEAN_NBYTES = 64 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class DirectRead:
-    """Requests that kvikio can answer.
+class OpenRanges:
+    """Ranges of open files that kvikio can read.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class DirectRead:
 
 def open_direct(
     files: KvikioFiles, source: Source, requests: Sequence[ByteRequest]
-) -> DirectRead | None:
+) -> OpenRanges | None:
     """Files and ranges for kvikio; None for small ranges and for stores it cannot read.
 
     Raises as any fetch.
@@ -79,7 +79,7 @@ def open_direct(
 
 def _open_local(
     files: KvikioFiles, store: LocalStore, requests: Sequence[ByteRequest], limit: int
-) -> DirectRead | None:
+) -> OpenRanges | None:
     handles = [store.open_file(request.key, request.version) for request in requests]
     opened: list[Any] = []
     spans: list[tuple[int, int]] = []
@@ -97,12 +97,12 @@ def _open_local(
         for handle in handles:
             store.confirm(handle)
 
-    return DirectRead(opened, spans, refuse_changed)
+    return OpenRanges(opened, spans, refuse_changed)
 
 
 def _open_remote(
     files: KvikioFiles, store: RangedStore, requests: Sequence[ByteRequest], limit: int
-) -> DirectRead | None:
+) -> OpenRanges | None:
     if not store.url.startswith(("http://", "https://", "s3://")):
         return None
     # Only a version can tell afterwards that the bytes belong to the index.
@@ -122,7 +122,7 @@ def _open_remote(
     spans = [
         (request.start, request.start + nbytes_of(request)) for request in requests
     ]
-    return DirectRead(opened, spans, refuse_changed)
+    return OpenRanges(opened, spans, refuse_changed)
 
 
 class DirectFetch(DeviceFetch):
@@ -138,18 +138,18 @@ class DirectFetch(DeviceFetch):
 
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
         """Has kvikio read; None for small ranges, and for what it cannot open."""
-        direct = open_direct(self._files, job.source, requests)
-        return direct and partial(self._read, job, requests, direct)
+        opened = open_direct(self._files, job.source, requests)
+        return opened and partial(self._read, job, requests, opened)
 
     def _read(
         self,
         job: Job,
         requests: Sequence[ByteRequest],
-        direct: DirectRead,
+        opened: OpenRanges,
         addresses: Sequence[int],
     ) -> None:
         """Read the ranges, and check that no file was replaced meanwhile."""
-        parts = zip(direct.files, direct.spans, addresses, requests, strict=True)
+        parts = zip(opened.files, opened.spans, addresses, requests, strict=True)
         ranges = [
             FileRange(file, first, last - first, address - (request.start - first))
             for file, (first, last), address, request in parts
@@ -158,9 +158,9 @@ class DirectFetch(DeviceFetch):
             self._files.read(ranges)
         except StoreError:
             # If the file was replaced, that is the better explanation.
-            direct.refuse_changed()
+            opened.refuse_changed()
             raise
-        direct.refuse_changed()
+        opened.refuse_changed()
         job.tally.add(n_direct_requests=len(requests))
 
 

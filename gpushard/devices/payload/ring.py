@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device, Event, Stream
 from gpushard.devices.budget import Budget
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.landing import (
+from gpushard.devices.payload.answers import (
     ALIGNMENT,
+    Answered,
     Answers,
     Encoded,
-    HostLanding,
-    Landed,
+    HostPayload,
     first_of,
     laid_out,
     nbytes_of,
@@ -80,7 +80,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLanding:
+class PinnedPayload:
     """A pinned slot, kept until the fetch ends; `memory` has the fetched bytes."""
 
     slot: Slot
@@ -88,15 +88,15 @@ class SlotLanding:
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab; the bytes are copied there at once."""
-        first = int(encoded.at.min())
+        first = int(encoded.offset.min())
         first -= first % ALIGNMENT
-        last = int((encoded.at + encoded.nbytes).max())
+        last = int((encoded.offset + encoded.nbytes).max())
         address = lane.upload(self.memory[first:last])
         self.slot.note_copy(lane)
-        return (encoded.at + (address - first)).astype(np.uint64)
+        return (encoded.offset + (address - first)).astype(np.uint64)
 
-    def land(self, lane: Lane, copies: Copies) -> None:
-        """Enqueue copies to the final places of bytes, as the lane's batch."""
+    def copy_to_outputs(self, lane: Lane, copies: Copies) -> None:
+        """Enqueue copies of plain elements to their outputs, as the lane's batch."""
         columns = (column.tolist() for column in copies)
         for at, address, nbytes in zip(*columns, strict=True):
             if nbytes:
@@ -107,7 +107,7 @@ class SlotLanding:
     def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
         """The slot."""
         del lane
-        return self.memory, encoded.at
+        return self.memory, encoded.offset
 
     def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
         """The part of the slot."""
@@ -139,8 +139,8 @@ class RingFetch:
         del n_rows
         places, nbytes = laid_out(requests, ALIGNMENT)
         with self._slot() as slot:
-            landing = _landing(slot, nbytes)
-            memory = landing.memory
+            payload = _slot_payload(slot, nbytes)
+            memory = payload.memory
             rooms = [
                 memory[at : at + nbytes_of(request)]
                 for request, at in zip(requests, places, strict=True)
@@ -155,7 +155,7 @@ class RingFetch:
                     if answer is not None and not _is_at(answer, room):
                         room[:] = answer
             yield [
-                None if answer is None else Landed(landing, at)
+                None if answer is None else Answered(payload, at)
                 for answer, at in zip(answers, places, strict=True)
             ]
 
@@ -173,12 +173,12 @@ class RingFetch:
             yield slot
 
 
-def _landing(slot: Slot, nbytes: int) -> SlotLanding | HostLanding:
+def _slot_payload(slot: Slot, nbytes: int) -> PinnedPayload | HostPayload:
     """Memory of a slot, or pageable memory if no more can be pinned."""
     try:
-        return SlotLanding(slot, slot.memory(nbytes))
+        return PinnedPayload(slot, slot.memory(nbytes))
     except DeviceMemoryError:
-        return HostLanding(np.empty(nbytes, np.uint8))
+        return HostPayload(np.empty(nbytes, np.uint8))
 
 
 def _is_at(data: NDArray[np.uint8], memory: NDArray[np.uint8]) -> bool:

@@ -131,7 +131,7 @@ class Rows(NamedTuple):
 class Copies(NamedTuple):
     """Copies of fetched bytes into outputs: int64, shape (n,).
 
-    `nbytes` bytes at offset `at` of their landing go to the device address `address`.
+    `nbytes` bytes at offset `at` of their payload go to the device address `address`.
     """
 
     at: Ints
@@ -168,7 +168,7 @@ class Targets(NamedTuple):
     def copies(self, rows: Rows, at: Ints) -> Copies | None:
         """Copies that move rows to the outputs exactly as they are stored.
 
-        `at`, int64 of shape (n_rows,), is the offset in the landing of byte 0 of each
+        `at`, int64 of shape (n_rows,), is the offset in the payload of byte 0 of each
         inner chunk, also if that byte was not fetched. None if one inner chunk needs a
         scatter, or if there would be too many copies.
         """

@@ -1,7 +1,8 @@
 """Where the bytes of fetched inner chunks lie before they are put into a batch.
 
 They lie in a pinned slot, from which a lane copies them (`ring`); in a slot of device
-memory (`landed`); or in other host memory, such as inner chunks that a device refused.
+memory (`device_slots`); or in other host memory, such as inner chunks that a device
+refused.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ ALIGNMENT = 64
 _MAX_RUNS = 8
 
 
-class Landing(Protocol):
-    """Memory into which requests were answered."""
+class Payload(Protocol):
+    """Memory that holds fetched bytes, and how a lane gets at them."""
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Device address of each inner chunk's bytes, for work queued on `lane`."""
@@ -46,14 +47,14 @@ class Landing(Protocol):
         ...
 
 
-class Landed(NamedTuple):
-    """Answer to one request: its bytes start at offset `at` of a landing."""
+class Answered(NamedTuple):
+    """Answer to one request: its bytes start at `offset` in the memory of a payload."""
 
-    landing: Landing
-    at: int
+    payload: Payload
+    offset: int
 
 
-Answers = Sequence[Landed | None]
+Answers = Sequence[Answered | None]
 """Answers to requests; None where there is no such object any more."""
 
 
@@ -63,29 +64,31 @@ class Encoded:
 
     Attributes
     ----------
-    landing
+    payload
         The memory that holds their bytes.
     column
         int64, shape (n,). Column of the block for each inner chunk.
-    at, nbytes
-        int64, shape (n,). Offset of its bytes in the landing, and their number.
+    offset, nbytes
+        int64, shape (n,). Offset of its bytes in the payload, and their number.
     low, stored_nbytes
         int64, shape (n,). Offset of these bytes in the inner chunk, and the size of the
         inner chunk. They are only a part if only a span of plain elements was wanted.
     """
 
-    landing: Landing
+    payload: Payload
     column: Ints
-    at: Ints
+    offset: Ints
     nbytes: Ints
     low: Ints
     stored_nbytes: Ints
 
     @classmethod
-    def of(cls, ranged: RangedBlock, answers: Sequence[tuple[int, Landed]]) -> Encoded:
+    def of(
+        cls, ranged: RangedBlock, answers: Sequence[tuple[int, Answered]]
+    ) -> Encoded:
         """Inner chunks in the answers, in the order of their bytes."""
         requests = np.array([r for r, _ in answers])
-        bases = np.array([landed.at for _, landed in answers])
+        bases = np.array([answered.offset for _, answered in answers])
         bases -= ranged.requests.start[requests]
         per_request = [ranged.rows_of(r) for r, _ in answers]
         rows = np.concatenate(per_request)
@@ -94,7 +97,7 @@ class Encoded:
         first, last = columns_at(ranged.spans, which)
         start, stop = ranged.located.start[which], ranged.located.stop[which]
         return cls(
-            answers[0][1].landing,
+            answers[0][1].payload,
             rows,
             base + first,
             last - first,
@@ -110,9 +113,9 @@ class Encoded:
         if isinstance(which, slice) and which.indices(n) == (0, n, 1):
             return self
         return Encoded(
-            self.landing,
+            self.payload,
             self.column[which],
-            self.at[which],
+            self.offset[which],
             self.nbytes[which],
             self.low[which],
             self.stored_nbytes[which],
@@ -120,7 +123,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLanding:
+class HostPayload:
     """Host memory: of a fetch when no more can be pinned, or of bytes read back."""
 
     memory: NDArray[np.uint8]
@@ -128,15 +131,15 @@ class HostLanding:
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
         host, places = lane.room_for(encoded.nbytes)
-        columns = (encoded.at, places, encoded.nbytes)
-        for at, place, nbytes in zip(*(c.tolist() for c in columns), strict=True):
-            host[place : place + nbytes] = self.memory[at : at + nbytes]
+        columns = (encoded.offset, places, encoded.nbytes)
+        for offset, place, nbytes in zip(*(c.tolist() for c in columns), strict=True):
+            host[place : place + nbytes] = self.memory[offset : offset + nbytes]
         return (places + lane.upload(host)).astype(np.uint64)
 
     def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
         """The memory."""
         del lane
-        return self.memory, encoded.at
+        return self.memory, encoded.offset
 
     def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
         """The part of the memory."""
@@ -145,8 +148,8 @@ class HostLanding:
 
 def first_of(memory: NDArray[np.uint8], encoded: Encoded) -> NDArray[np.uint8]:
     """Bytes of the first inner chunk, if all bytes are in `memory`."""
-    at = int(encoded.at[0])
-    return memory[at : at + int(encoded.nbytes[0])]
+    first = int(encoded.offset[0])
+    return memory[first : first + int(encoded.nbytes[0])]
 
 
 def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
@@ -154,8 +157,8 @@ def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encod
 
     Waits for the lane. Meant for the few inner chunks that a device refuses.
     """
-    memory, at = read_back(lane, src, encoded.nbytes)
-    return replace(encoded, landing=HostLanding(memory), at=at)
+    memory, offset = read_back(lane, src, encoded.nbytes)
+    return replace(encoded, payload=HostPayload(memory), offset=offset)
 
 
 def read_back(

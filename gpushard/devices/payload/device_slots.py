@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from gpushard.devices.base import Device, Event, Stream, wait_out
 from gpushard.devices.budget import Budget
 from gpushard.devices.lane import PADDING_NBYTES, Lane
-from gpushard.devices.payload.landing import (
+from gpushard.devices.payload.answers import (
+    Answered,
     Answers,
     Encoded,
-    Landed,
     laid_out,
     read_back,
 )
@@ -117,7 +117,7 @@ class DeviceSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLanding:
+class DevicePayload:
     """Memory of a slot, from `address` on; the bytes are there once `copied` is done.
 
     If `copied` is None, they are there already.
@@ -132,7 +132,7 @@ class DeviceLanding:
         self.slot.note_use(lane)
         if self.copied is not None:
             self.slot.device.await_event(lane.stream, self.copied)
-        return (encoded.at + self.address).astype(np.uint64)
+        return (encoded.offset + self.address).astype(np.uint64)
 
     def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8] | None:
         """None: they would have to be copied back."""
@@ -223,9 +223,9 @@ class DeviceFetch(ABC):
         if reading is not None:
             with self._slot() as slot:
                 with job.tally.stage("fetch"):
-                    landing = self._landed(reading, slot, places, nbytes)
-                if landing is not None:
-                    yield [Landed(landing, at) for at in places]
+                    payload = self._read_into(slot, reading, places, nbytes)
+                if payload is not None:
+                    yield [Answered(payload, at) for at in places]
                     return
         with self._ring.fetch(job, requests, n_rows) as answers:
             yield answers
@@ -249,16 +249,16 @@ class DeviceFetch(ABC):
                 self._wait_out()
                 raise
 
-    def _landed(
-        self, reading: Reading, slot: DeviceSlot, places: Sequence[int], nbytes: int
-    ) -> DeviceLanding | None:
-        """Memory of a slot with the ranges that were read; None for the ring to read.
+    def _read_into(
+        self, slot: DeviceSlot, reading: Reading, places: Sequence[int], nbytes: int
+    ) -> DevicePayload | None:
+        """Read ranges into a slot; None if the ring has to read them instead.
 
-        Because memory runs out, or because the bytes cannot be read in this way.
+        That is so if memory runs out, or if the bytes cannot be read in this way.
         """
         try:
             start = slot.address(nbytes)
-            return DeviceLanding(slot, start, reading([start + at for at in places]))
+            return DevicePayload(slot, start, reading([start + at for at in places]))
         except UnsupportedError:
             self._wait_out()
         except DeviceMemoryError:
