@@ -31,7 +31,7 @@ from device_fetch_cases import (
 from gpushard.devices import deciding, relayed, sink
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.placement import Rates
-from gpushard.devices.relayed import Hands, Pieces, Shared
+from gpushard.devices.relayed import BufferSet, Pieces, RelayState
 from gpushard.fused import choice, libraries
 from gpushard.fused.libraries import new_mutex
 from gpushard.fused.room import address_of
@@ -203,38 +203,40 @@ def test_without_memory_to_pin_the_ring_reads(tmp_path, device, monkeypatch):
     def refuse(_):
         raise gpushard.DeviceMemoryError("no more can be pinned")
 
-    monkeypatch.setattr(relayed.Hands, "_make", refuse)
+    monkeypatch.setattr(relayed.BufferSet, "_make", refuse)
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)
     assert "n_relayed_requests" not in job.tally.counts
 
 
-def test_fewer_hands_do_where_no_more_can_be_had(tmp_path, device, monkeypatch):
+def test_fewer_threads_relay_where_no_more_can_be_pinned(tmp_path, device, monkeypatch):
     values = stored(tmp_path, CHAINS["zstd"])
     n_left = iter([1, 1])
-    make = relayed.Hands._make
+    make = relayed.BufferSet._make
 
-    def some(hands):
+    def some(buffer_set):
         if not next(n_left, 0):
             raise gpushard.DeviceMemoryError("no more can be pinned")
-        return make(hands)
+        return make(buffer_set)
 
-    monkeypatch.setattr(relayed.Hands, "_make", some)
+    monkeypatch.setattr(relayed.BufferSet, "_make", some)
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)
     assert job.tally.counts["n_relayed_requests"]
 
 
 def batch_of(file, device):
-    """What two hands are told of a batch of two pieces, and what must be kept."""
-    hands = Hands(device, device.copier, 2, 64)
+    """What two threads are told of a batch of two pieces, and what must be kept."""
+    buffer_set = BufferSet(device, device.copier, 2, 64)
     places = np.array([0, 64])
     pieces = Pieces.cut(np.full(2, file.fileno()), places, np.full(2, 64), places, 64)
-    target, shared = device.allocate(128), Shared.of(pieces)
-    common = relayed._common(pieces, shared, hands)
+    target, shared = device.allocate(128), RelayState.at_start(pieces)
+    common = relayed.relay_of_batch(pieces, shared, buffer_set)
     common = common._replace(target=target.address, stream=device.create_stream())
-    relays = [relayed._with(hand, common) for hand in hands.some(2)]
-    return relays, (shared, pieces, target, hands)
+    relays = [
+        relayed.relay_of_thread(common, buffers) for buffers in buffer_set.take(2)
+    ]
+    return relays, (shared, pieces, target, buffer_set)
 
 
 def test_the_next_batch_begins_once_no_piece_is_left_to_claim(tmp_path, device):
@@ -287,9 +289,9 @@ def test_a_batch_is_relayed_though_no_thread_can_begin(tmp_path, device, monkeyp
     assert n_asked
 
 
-def test_hands_are_made_once_for_all_batches(device):
-    hands = Hands(device, device.copier, 3, 64)
-    two, one, three = hands.some(2), hands.some(1), hands.some(3)
+def test_buffers_are_made_once_for_all_batches(device):
+    buffer_set = BufferSet(device, device.copier, 3, 64)
+    two, one, three = buffer_set.take(2), buffer_set.take(1), buffer_set.take(3)
     assert three[:2] == two
     assert two[:1] == one
     assert len({hand.events[0].handle for hand in three}) == 3
@@ -358,7 +360,9 @@ def test_pieces_have_each_byte_once_and_are_small(sizes, gaps, most):
     assert found == wanted
 
 
-def test_a_limit_with_no_room_for_hands_leaves_the_ring(tmp_path, device, monkeypatch):
+def test_a_limit_with_no_room_for_buffers_leaves_the_ring(
+    tmp_path, device, monkeypatch
+):
     stored(tmp_path, CHAINS["zstd"])
     a = opened(tmp_path)
     chain, _ = choose_chain(a.source)

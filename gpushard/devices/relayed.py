@@ -49,9 +49,10 @@ _MOST_THREADS, _PIECE_NBYTES = 8, 4 * MIB
 # To read less takes no longer than to hand it to a thread.
 _SHARE_NBYTES, _LEAST_PIECE_NBYTES = 2 * MIB, 256 * KIB
 _N_BUFFERS = 2
-# Of the batch that is relayed, and of the one whose last pieces are.
-_N_HANDS = 2
-# One for the hands, one for the ring.
+# One set of buffers for the batch that is relayed, and one for the batch before, whose
+# last pieces are still being copied.
+_N_SETS = 2
+# The sets of buffers take the place of one slot; the ring needs another.
 _LEAST_SLOTS = 2
 _CACHE_LINE = 64
 # The files of a batch are open at once, and so are those of others that wait for a
@@ -86,37 +87,43 @@ class Pieces(NamedTuple):
         n_cells = last - first + 1
         cell = np.repeat(first - np.cumsum(n_cells) + n_cells, n_cells)
         cell += np.arange(len(cell))
-        of = np.repeat(np.arange(len(places)), n_cells)
-        start = np.maximum(places[of], cell * most_nbytes)
-        stop = np.minimum((places + nbytes)[of], (cell + 1) * most_nbytes)
-        ranges = np.stack((files[of], offsets[of] + start - places[of], stop - start))
+        range_of = np.repeat(np.arange(len(places)), n_cells)
+        start = np.maximum(places[range_of], cell * most_nbytes)
+        stop = np.minimum((places + nbytes)[range_of], (cell + 1) * most_nbytes)
+        ranges = np.stack(
+            (
+                files[range_of],
+                offsets[range_of] + start - places[range_of],
+                stop - start,
+            )
+        )
         cuts = np.append(np.flatnonzero(np.diff(cell, prepend=-1)), len(cell))
         return cls(np.ascontiguousarray(np.vstack((ranges, start)).T), cuts)
 
 
-class Shared(NamedTuple):
-    """What the threads that relay a batch write to.
+class RelayState(NamedTuple):
+    """How far the pieces of a batch are relayed; all threads of the batch write to it.
 
     Attributes
     ----------
     outcomes
         int64, shape (n_pieces,). See `fused.columns.CUT_SHORT`.
     counter
-        int64. The piece to claim next comes first.
+        int64. Its first entry is the number of the piece to claim next.
     """
 
     outcomes: Ints
     counter: Ints
 
     @classmethod
-    def of(cls, pieces: Pieces) -> Shared:
-        """For pieces of which none was relayed yet."""
+    def at_start(cls, pieces: Pieces) -> RelayState:
+        """State of pieces of which none was relayed yet."""
         counter = np.zeros(2 * _CACHE_LINE // 8, np.int64)
         return cls(np.full(len(pieces.cuts) - 1, LEFT), counter)
 
 
-class Hand(NamedTuple):
-    """What a thread relays with.
+class ThreadBuffers(NamedTuple):
+    """Memory and events with which one thread relays.
 
     Attributes
     ----------
@@ -133,44 +140,48 @@ class Hand(NamedTuple):
     saved: Ints
 
 
-class Hands:
-    """The hands of a batch, made when they are first of use.
+class BufferSet:
+    """Buffers for all threads that relay one batch, made when they are first needed.
 
     Parameters
     ----------
-    n_most, piece_nbytes
-        Most hands, and the size of a buffer.
+    device, copier
+        The device, and what copies to it.
+    most_threads
+        Number of threads to have buffers for.
+    piece_nbytes
+        Size of a buffer.
     """
 
     def __init__(
-        self, device: Device, copier: Copier, n_most: int, piece_nbytes: int
+        self, device: Device, copier: Copier, most_threads: int, piece_nbytes: int
     ) -> None:
         self.copier = copier
-        self.n_most, self.piece_nbytes = n_most, piece_nbytes
+        self.most_threads, self.piece_nbytes = most_threads, piece_nbytes
         self._device = device
-        self._made: list[Hand] = []
+        self._made: list[ThreadBuffers] = []
 
-    def n_worth(self, nbytes: int) -> int:
-        """Number of hands that so many bytes are worth, at least one."""
-        return min(max(nbytes // _SHARE_NBYTES, 1), self.n_most)
+    def n_threads_for(self, nbytes: int) -> int:
+        """Number of threads that so many bytes are worth, at least one."""
+        return min(max(nbytes // _SHARE_NBYTES, 1), self.most_threads)
 
-    def some(self, n: int) -> list[Hand]:
-        """As many hands of `n` as can be had, at least one.
+    def take(self, n_threads: int) -> list[ThreadBuffers]:
+        """Buffers for `n_threads` threads; for fewer if no more memory can be pinned.
 
-        Raises `DeviceMemoryError` if there is none.
+        Raises `DeviceMemoryError` if there are none.
         """
         try:
-            while len(self._made) < n:
+            while len(self._made) < n_threads:
                 self._made.append(self._make())
         except DeviceMemoryError:
             if not self._made:
                 raise
-        return self._made[:n]
+        return self._made[:n_threads]
 
-    def _make(self) -> Hand:
+    def _make(self) -> ThreadBuffers:
         buffers = self._device.allocate_pinned(_N_BUFFERS * self.piece_nbytes)
         events = self.copier.create_event(), self.copier.create_event()
-        return Hand(buffers, events, np.zeros(1, np.int64))
+        return ThreadBuffers(buffers, events, np.zeros(1, np.int64))
 
 
 class _Opened(NamedTuple):
@@ -197,19 +208,22 @@ class _Opened(NamedTuple):
 class RelayFetch(DeviceFetch):
     """Relays files in pieces, one batch after the other; see `DeviceFetch`.
 
-    A batch has all threads and the whole bus, so that it comes the sooner. Once it has
-    no piece left to claim, the next batch begins, with the other one of two `hands`.
+    A batch has all threads and the whole bus, so that it comes sooner. Once no piece of
+    it is left to claim, the next batch begins, with the other one of two buffer sets.
     """
 
     alignment = ALIGNMENT
 
-    def __init__(self, hands: Sequence[Hands], handover: Handover, ring: Fetch) -> None:
-        label = f"relay of {hands[0].n_most} threads, else a {ring.label}"
+    def __init__(
+        self, buffer_sets: Sequence[BufferSet], handover: Handover, ring: Fetch
+    ) -> None:
+        n_threads = buffer_sets[0].most_threads
+        label = f"relay of {n_threads} threads, else a {ring.label}"
         super().__init__(handover, ring, label)
         self._device = handover.device
         handover.streams.append(self._device.create_stream())
         self._stream = handover.streams[-1]  # an interrupt here loses no stream
-        self._hands: Spares[Hands] = Spares(hands)
+        self._buffer_sets: Spares[BufferSet] = Spares(buffer_sets)
         self._turn = new_mutex()
 
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
@@ -234,50 +248,56 @@ class RelayFetch(DeviceFetch):
         """Relay the ranges, and check that no file was overwritten meanwhile."""
         places, target = np.array(addresses) - addresses[0], addresses[0]
         nbytes = sum(map(nbytes_of, opened.requests))
-        with self._hands.one() as hands:
-            n = hands.n_worth(nbytes)
-            share = max(-(-nbytes // (_N_BUFFERS * n)), _LEAST_PIECE_NBYTES)
-            pieces = opened.pieces(places, min(hands.piece_nbytes, share))
-            shared = Shared.of(pieces)
-            common = _common(pieces, shared, hands)
+        with self._buffer_sets.one() as buffer_set:
+            n_threads = buffer_set.n_threads_for(nbytes)
+            share = max(-(-nbytes // (_N_BUFFERS * n_threads)), _LEAST_PIECE_NBYTES)
+            pieces = opened.pieces(places, min(buffer_set.piece_nbytes, share))
+            state = RelayState.at_start(pieces)
+            common = relay_of_batch(pieces, state, buffer_set)
             common = common._replace(target=target, stream=self._stream)
-            relays = [_with(hand, common) for hand in hands.some(n)]
+            relays = [
+                relay_of_thread(common, buffers)
+                for buffers in buffer_set.take(n_threads)
+            ]
             opened.loops.relay(relays, address_of(self._turn))
             copied = self._device.record(self._stream)
             opened.refuse_changed()
-            if shared.outcomes.any():
-                _refuse(shared.outcomes, hands.copier)
+            if state.outcomes.any():
+                _refuse(state.outcomes, buffer_set.copier)
         job.tally.add(n_relayed_requests=len(opened.requests))
         return copied
 
 
-def _common(pieces: Pieces, shared: Shared, hands: Hands) -> Relay:
-    """What all hands are told of a batch, except of its target."""
+def relay_of_batch(pieces: Pieces, state: RelayState, buffer_set: BufferSet) -> Relay:
+    """What the loops must know of a batch to relay it.
+
+    Its target, its stream and the buffers of a thread are still to be set.
+    """
     return Relay(
-        address_of(pieces.cuts),
-        len(shared.outcomes),
-        address_of(pieces.ranges),
-        address_of(shared.outcomes),
-        address_of(shared.counter),
-        0,
-        0,
-        0,
-        hands.piece_nbytes,
-        0,
-        0,
-        pread_address(),
-        *hands.copier.calls,
-        0,
+        cuts=address_of(pieces.cuts),
+        n_pieces=len(state.outcomes),
+        ranges=address_of(pieces.ranges),
+        outcomes=address_of(state.outcomes),
+        counter=address_of(state.counter),
+        target=0,
+        stream=0,
+        buffers=0,
+        buffer_nbytes=buffer_set.piece_nbytes,
+        first_event=0,
+        second_event=0,
+        read=pread_address(),
+        **buffer_set.copier.calls._asdict(),
+        saved=0,
     )
 
 
-def _with(hand: Hand, common: Relay) -> Relay:
-    """What one hand is told."""
+def relay_of_thread(common: Relay, buffers: ThreadBuffers) -> Relay:
+    """What one thread must know: the batch, and its own buffers."""
     return common._replace(
-        buffers=address_of(hand.buffers),
-        first_event=hand.events[0].handle,
-        second_event=hand.events[1].handle,
-        saved=address_of(hand.saved),
+        buffers=address_of(buffers.buffers),
+        first_event=buffers.events[0].handle,
+        second_event=buffers.events[1].handle,
+        saved=address_of(buffers.saved),
     )
 
 
@@ -299,15 +319,15 @@ def relay_budget(
 ) -> Budget | None:
     """Budget for relaying the files of an array; None if nothing can relay them.
 
-    None also if memory is short: for hands, which take the place of one of the ring's
-    slots, or for batches that are worth it.
+    None also if memory is short: for the buffers, which take the place of one of the
+    ring's slots, or for batches that are worth it.
     """
     can_relay = device.copier is not None and holds_plain_files(source.store)
     if not (can_relay and source.options.relay and source.layout.levels):
         return None
     if not chain.steps and budget.n_slots >= 2 * _LEAST_SLOTS and are_loaded():
         budget = budget.of_plain_relays()
-    least_nbytes = max(_SHARE_NBYTES, _LEAST_PIECE_NBYTES * _N_BUFFERS * _N_HANDS)
+    least_nbytes = max(_SHARE_NBYTES, _LEAST_PIECE_NBYTES * _N_BUFFERS * _N_SETS)
     has_room = budget.encoded_nbytes >= least_nbytes
     return budget if budget.n_slots >= _LEAST_SLOTS and has_room else None
 
@@ -326,10 +346,12 @@ def choose_fetch(handover: Handover, source: Source, chain: DeviceChain) -> Fetc
     relayed = relay_budget(device, source, chain, budget)
     if copier is None or relayed is None:
         return RingFetch(device, budget, why)
-    share_nbytes = relayed.encoded_nbytes // (_N_BUFFERS * _N_HANDS)
-    n_hands = min(_MOST_THREADS, source.options.threads, usable_cpu_count())
-    n_hands = max(1, min(n_hands, share_nbytes // _LEAST_PIECE_NBYTES))
-    piece_nbytes = min(_PIECE_NBYTES, share_nbytes // n_hands)
-    hands = [Hands(device, copier, n_hands, piece_nbytes) for _ in range(_N_HANDS)]
+    share_nbytes = relayed.encoded_nbytes // (_N_BUFFERS * _N_SETS)
+    n_threads = min(_MOST_THREADS, source.options.threads, usable_cpu_count())
+    n_threads = max(1, min(n_threads, share_nbytes // _LEAST_PIECE_NBYTES))
+    piece_nbytes = min(_PIECE_NBYTES, share_nbytes // n_threads)
+    buffer_sets = [
+        BufferSet(device, copier, n_threads, piece_nbytes) for _ in range(_N_SETS)
+    ]
     ring = RingFetch(device, replace(relayed, n_slots=relayed.n_slots - 1), why)
-    return RelayFetch(hands, handover._replace(budget=relayed), ring)
+    return RelayFetch(buffer_sets, handover._replace(budget=relayed), ring)
