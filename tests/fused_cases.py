@@ -161,7 +161,7 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     same call ("one call").
     """
     if way == "requests":
-        monkeypatch.setattr(FusedSink, "direct", lambda *_: None)
+        monkeypatch.setattr(FusedSink, "job_reader", lambda *_: None)
     if way == "short":
         monkeypatch.setattr(ways, "one_call", lambda *_: None)
     if way in ("short", "one call"):

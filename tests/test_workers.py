@@ -349,7 +349,7 @@ def test_an_exit_while_others_wait_for_an_opener_ends_their_wait():
 
 
 @pytest.mark.parametrize("n_workers", WORKERS)
-def test_what_an_opener_fetched_is_let_go_of_before_the_next_one_fetches(n_workers):
+def test_what_a_spawner_fetched_is_let_go_of_before_the_next_one_fetches(n_workers):
     fetched: list[weakref.ref[set[int]]] = []
 
     def fetch():
