@@ -164,10 +164,10 @@ def test_a_batch_whose_wait_was_interrupted_is_waited_for_again():
     lane = Lane(device, device.create_stream(), small_batches(1000))
     pinned = device.allocate_pinned(100)
     lane.upload(pinned)
-    lane.note_harmless()
+    lane.note_infallible()
     with pytest.raises(KeyboardInterrupt):
-        lane.retire_all()
-    lane.retire_all()
+        lane.settle_all()
+    lane.settle_all()
     assert device.is_idle
 
 

@@ -72,7 +72,7 @@ def test_a_slot_is_waited_for_unless_its_lane_was(counts_streams):
     assert "upload" in [kind for _, kind, _ in device.log]
     lane.upload(slot.memory(100))
     slot.note_copy(lane)
-    lane.wait_here()
+    lane.wait()
     n_calls = device.n_calls
     slot.reclaim()
     assert device.n_calls == n_calls
@@ -94,7 +94,7 @@ def test_a_wait_that_is_not_over_frees_no_slot(monkeypatch, counts_streams):
         wait_for(stream)
 
     monkeypatch.setattr(device, "wait_for", wait)
-    lane.wait_here()
+    lane.wait()
     assert is_copied == [True]
 
 
@@ -176,7 +176,7 @@ def test_who_needs_the_slot_of_a_lane_in_use_is_told_once_it_is_settled(monkeypa
     turns = iter([other])  # asks once for a lane, and gets the other one
     slot = DeviceSlot(device, 100, lambda: nullcontext(next(turns)))
     slot.note_use(held)
-    in_its_thread = threading.Timer(0.05, held.retire_all)
+    in_its_thread = threading.Timer(0.05, held.settle_all)
     with held.used():
         in_its_thread.start()
         slot.reclaim()
@@ -193,7 +193,7 @@ def test_who_needs_the_slot_of_a_lane_is_told_once_that_is_idle(monkeypatch):
     slot = DeviceSlot(device, 100, lambda: settled(idle))
     with settled(idle) as lane:
         slot.note_use(lane)
-        lane.note_harmless()
+        lane.note_infallible()
         waits = threading.Thread(target=slot.reclaim)
         waits.start()
         while not lane.waiting:
@@ -214,7 +214,7 @@ def test_two_threads_may_tell_those_who_wait_for_a_lane():
     device = emulated()
     lane = Lane(device, device.create_stream(), small_batches(100))
     lane.waiting = Raced([SimpleQueue()])
-    lane.tell()
+    lane.wake_waiting()
     assert not lane.waiting
 
 
@@ -229,7 +229,7 @@ def test_who_was_told_nothing_of_a_lane_looks_again(monkeypatch):
     @contextmanager
     def in_turn():
         turn = next(turns)
-        turn.retire_all()
+        turn.settle_all()
         yield turn
 
     slot = DeviceSlot(device, 100, in_turn)

@@ -72,7 +72,7 @@ def decode_on_host(
     encoded = fetched.encoded
     rows = Rows.of(fetched.block, encoded.column, targets.grouping)
     sizes = np.full(len(encoded), chain.decoded_nbytes)
-    host, places = lane.room_for(sizes)
+    host, places = lane.pinned_for(sizes)
     put_rows(chain, fetched, lane, host, places)
     src = (places + lane.upload(host)).astype(np.uint64)
     _scatter(lane, targets, rows, src)
@@ -129,7 +129,7 @@ def _scatter(lane: Lane, targets: Targets, rows: Rows, src: NDArray[np.uint64]) 
     address = lane.place_page(page)
     for scatter in scatters:
         _launch(lane, scatter, address, address + table, 0)
-    lane.note_harmless()
+    lane.note_infallible()
 
 
 def _decode(

@@ -19,7 +19,8 @@ _NOTHING = np.empty(0, np.uint8)
 class Decider:
     """Decides by the option `placement`, or by estimated costs.
 
-    It knows nothing of a sink, so that a sink goes as soon as nobody has it any more.
+    It does not refer to the sink that asks it. Otherwise the two would form a cycle,
+    and a sink's memory would stay until a garbage collection.
 
     Parameters
     ----------
@@ -39,19 +40,16 @@ class Decider:
         compressed = (step for step in chain.steps if step.kind in COMPRESSED)
         self._step: Step | None = next(compressed, None)
 
-    def before(self, job: Job, n_rows: int, nbytes: int) -> bool:
-        """Whether the device shall decode inner chunks that are still to be fetched.
+    def expects_device(self, job: Job, n_rows: int, nbytes: int) -> bool:
+        """Whether the device is known to decode inner chunks that are to be fetched."""
+        return self._expected(job, n_rows, nbytes) is True
 
-        False if that cannot be told without the header of one.
-        """
-        return self._told(job, n_rows, nbytes) is True
-
-    def leaves(self, job: Job, n_rows: int, nbytes: int) -> bool:
+    def expects_host(self, job: Job, n_rows: int, nbytes: int) -> bool:
         """Whether the host is known to decode inner chunks that are to be fetched."""
-        return self._told(job, n_rows, nbytes) is False
+        return self._expected(job, n_rows, nbytes) is False
 
-    def _told(self, job: Job, n_rows: int, nbytes: int) -> bool | None:
-        """Whether the device shall decode; None if only the header of one can tell."""
+    def _expected(self, job: Job, n_rows: int, nbytes: int) -> bool | None:
+        """Whether the device decodes; None if only the header of a frame can tell."""
         step = self._step
         if step is None or job.source.options.placement != "cost":
             return job.source.options.placement != "host"
@@ -60,8 +58,8 @@ class Decider:
         costs = self._costs(job, step, n_rows, nbytes)
         return costs.device <= costs.host
 
-    def after(self, job: Job, encoded: Encoded) -> bool:
-        """Whether the device shall decode inner chunks that were fetched."""
+    def decide(self, job: Job, encoded: Encoded) -> bool:
+        """Whether the device decodes these inner chunks, which were fetched."""
         step = self._step
         if step is None or job.source.options.placement != "cost":
             return job.source.options.placement != "host"

@@ -63,10 +63,10 @@ class Lane:
         How often the host has waited for the stream. All work that was queued before
         the last wait is done.
     n_settled
-        How often the lane was found or made to have nothing under way. No batch that
-        was begun before the last time needs its encoded bytes any more.
+        How often the lane was found or made to have nothing under way. If it has grown
+        since a batch was begun, that batch no longer needs its encoded bytes.
     is_used
-        Whether somebody has it, who settles its last batch or queues the next one.
+        Whether a thread has the lane, to settle its last batch or to queue the next.
     waiting
         Queues of those who wait for `n_settled` to grow.
     decoding
@@ -117,13 +117,13 @@ class Lane:
         # Not released where memory runs out: it has the bytes that are put again.
         self.returned_host = PinnedSlab(device)
 
-    def retire_all(self) -> None:
+    def settle_all(self) -> None:
         """Wait until nothing is under way, and settle the rows that were refused.
 
         Settling a batch may queue another. Raises what `Pending.settle` raises.
         """
         while self.pending is not None:
-            self._retire(self.pending)
+            self._settle(self.pending)
         self._note_settled()
 
     @contextmanager
@@ -133,12 +133,12 @@ class Lane:
             self.is_used = True
             yield
         except BaseException:
-            self.let_go()
+            self.abandon()
             raise
         finally:
             self.is_used = False
 
-    def tell(self) -> None:
+    def wake_waiting(self) -> None:
         """Have those who wait for the lane look at it again."""
         with suppress(IndexError):  # that was the last one; others tell them, too
             while True:
@@ -146,15 +146,15 @@ class Lane:
 
     def _note_settled(self) -> None:
         self.n_settled += 1
-        self.tell()
+        self.wake_waiting()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Wait until all work is over, and ignore its outcome; see `wait_out`."""
         self.pending = None
         wait_out(self.device, (self.stream,))
         self._note_settled()
 
-    def wait_here(self) -> None:
+    def wait(self) -> None:
         """Wait until all work on the stream is done.
 
         Raises `DeviceError`, as all that waits for the lane, if work on the device
@@ -166,17 +166,17 @@ class Lane:
     def release(self) -> None:
         """Wait until all work is done, ignore its statuses, and give the memory back.
 
-        Raises as `wait_here`.
+        Raises as `wait`.
         """
         self.pending = None
-        self.wait_here()
+        self.wait()
         self._note_settled()
         for slab in (*self._slabs, *self._pinned):
             slab.release()
 
-    def _retire(self, pending: Pending) -> None:
+    def _settle(self, pending: Pending) -> None:
         """Wait until a batch is done, and settle the rows that the device refused."""
-        self.wait_here()
+        self.wait()
         self.pending = None  # not before: an interrupt may have ended the wait
         self.decoding = None
         for slab in self._slabs:
@@ -184,15 +184,15 @@ class Lane:
         if pending.statuses.any():
             pending.settle(np.flatnonzero(pending.statuses))
 
-    def note_harmless(self) -> None:
-        """Note a batch that cannot fail: `retire_all` only waits for its end."""
+    def note_infallible(self) -> None:
+        """Note a batch that cannot fail: `settle_all` only waits for its end."""
         self.pending = Pending(np.zeros(0, np.uint32), lambda _: None)
 
-    def room_for(self, sizes: Ints) -> tuple[NDArray[np.uint8], Ints]:
+    def pinned_for(self, sizes: Ints) -> tuple[NDArray[np.uint8], Ints]:
         """Pinned memory for pieces side by side, and the offset of each: shape (n,)."""
-        rooms = -(-sizes // 16) * 16
-        places = np.cumsum(rooms) - rooms
-        return self.encoded_host.view(int(places[-1] + sizes[-1])), places
+        padded = -(-sizes // 16) * 16
+        offsets = np.cumsum(padded) - padded
+        return self.encoded_host.view(int(offsets[-1] + sizes[-1])), offsets
 
     def upload(self, data: NDArray[np.uint8]) -> int:
         """Device address of a copy of pinned memory; no batch may be under way."""
@@ -216,7 +216,7 @@ class Lane:
                 self.device.download(part, address, self.stream)
                 at += nbytes
         if at:
-            self.wait_here()
+            self.wait()
         return host
 
     def place_page(self, page: TablePage) -> int:

@@ -110,7 +110,7 @@ class DeviceSink:
         most_nbytes = self.batch_nbytes
         n_full = max(1, -(-nbytes // most_nbytes))
         full = -(-n_rows // n_full), -(-nbytes // n_full)
-        if self.decodes and not self._decider.leaves(job, *full):
+        if self.decodes and not self._decider.expects_host(job, *full):
             return most_nbytes
         n_lanes = len(self._lanes)
         n_busy = -(-job.source.options.threads // max(1, n_lanes - 1))
@@ -123,7 +123,7 @@ class DeviceSink:
         if not self.decodes:
             return RingFetch(device, budget, "the host decodes")
         lane = partial(settled, self._idle)
-        handover = Handover(device, budget, lane, decider.before, self._streams)
+        handover = Handover(device, budget, lane, decider.expects_device, self._streams)
         return choose_fetch(handover, source, self.chain)
 
     def _make_lanes(self, budget: Budget) -> None:
@@ -159,7 +159,7 @@ class DeviceSink:
         damaged, and `DeviceError` if the device failed.
         """
         encoded = Encoded.of(ranged, fetched)
-        decodes = self.decodes and self._decider.after(job, encoded)
+        decodes = self.decodes and self._decider.decide(job, encoded)
         for neighbours in self._batches(len(encoded)):
             some = encoded[neighbours]
             some = some[self._order(ranged.block, some.column)]
@@ -188,7 +188,7 @@ class DeviceSink:
     def finish(self) -> None:
         """Wait until everything is written; raises as `place`."""
         for lane in self._lanes:
-            lane.retire_all()
+            lane.settle_all()
         # Without a batch nothing has waited for the upload of the tables yet.
         self.device.wait(self._is_placed)
         self._give_streams_back()
@@ -228,7 +228,7 @@ class DeviceSink:
         first, size = 0, len(rows)
         while first < len(rows):
             some = rows[first : first + size]
-            lane.retire_all()
+            lane.settle_all()
             try:
                 fill(lane, self._targets, block, some)
             except DeviceMemoryError:
@@ -256,7 +256,7 @@ class DeviceSink:
         first, size = 0, len(encoded)
         while first < len(encoded):
             some = encoded[first : first + size]
-            lane.retire_all()
+            lane.settle_all()
             try:
                 fetched = Fetched(job, block, some)
                 if decodes:
@@ -316,11 +316,11 @@ def settled(idle: Spares[Lane]) -> Iterator[Lane]:
     lane = None
     try:
         with idle.one() as lane, lane.used():
-            lane.retire_all()
+            lane.settle_all()
             yield lane
     finally:
         if lane is not None:
-            lane.tell()  # that it is idle
+            lane.wake_waiting()  # that it is idle
 
 
 def _wait_in_loops() -> None:
@@ -332,7 +332,7 @@ def _wait_in_loops() -> None:
 
 def _release(lane: Lane) -> None:
     """Give back the memory of a lane once its last batch is settled."""
-    lane.retire_all()
+    lane.settle_all()
     lane.release()
 
 

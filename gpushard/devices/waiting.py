@@ -1,8 +1,8 @@
-"""Waits for a GPU that end, although its work may not.
+"""Waits for a GPU that have a time limit and can be interrupted.
 
-The driver's own waits have no limit in time and cannot be interrupted, and a damaged
-stream may keep a decoder busy for ever (docs/damaged.md). So the driver is only asked
-whether something is done, again and again, and the thread sleeps in between.
+The driver's own waits have neither, and a damaged stream may keep a decoder busy for
+ever (docs/damaged.md). So a wait here polls: it asks the driver whether something is
+done, and sleeps in between.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NOT_READY = 600
 # a wait ends late by a 64th of its time, and by what the system adds to a sleep.
 LEAST_SLEEP_NS, MOST_SLEEP_NS = 20_000, 200_000
 GROWTH_BITS = 6
-# So many of the longest sleeps take less than 60 ms. Then the interpreter has its turn,
-# so that an interrupt is heard.
+# After this many sleeps, of 60 ms at most in all, the wait returns to Python, where an
+# interrupt is raised and the time limit is checked.
 N_SLEEPS = 200
 _TURN_S = 0.05
 # A batch takes milliseconds. What the caller has queued before may take longer.
@@ -104,23 +104,27 @@ def polled(query: Query, sleep_ns: int) -> int:
 
 
 @dataclass(slots=True)
-class _Bound:
-    """The limit for the waits for a stream.
+class _WaitLimit:
+    """The time limit of the waits for one stream.
 
     Attributes
     ----------
+    limit_s
+        The limit; None: there is none.
     is_done
         How to ask whether the stream is done.
     entries
-        What the caller had queued before, as far as it is not known to be done.
-    since
-        When the wait began that has not ended; an interrupt does not end it.
+        What the caller had queued before, as far as it is not known to be done. Its
+        time does not count.
+    began_at_s
+        When the wait began that has not ended. A wait that goes on after an interrupt
+        has the same beginning.
     """
 
     limit_s: float | None
     is_done: Query | None
     entries: Sequence[Query]
-    since: float | None = None
+    began_at_s: float | None = None
 
 
 class Waits:
@@ -155,19 +159,19 @@ class Waits:
         self._label = label
         self._check = check
         self._give_up = give_up
-        self._bounds: dict[Stream, _Bound] = {}
-        self._is_told = False
+        self._limits: dict[Stream, _WaitLimit] = {}
+        self._has_warned = False
 
     def limit(
         self, stream: Stream, limit_s: float | None, entries: Sequence[Any]
     ) -> None:
         """Limit waits for a stream; the time begins once `entries` are done."""
-        asked = [self._of_event(entry) for entry in entries]
-        self._bounds[stream] = _Bound(limit_s, self._of_stream(stream), asked)
+        asked = [self._query_of_event(entry) for entry in entries]
+        self._limits[stream] = _WaitLimit(limit_s, self._query_of_stream(stream), asked)
 
     def forget(self, stream: Stream) -> None:
         """Have no limit for a stream any more."""
-        self._bounds.pop(stream, None)
+        self._limits.pop(stream, None)
 
     def wait(self, mark: Any) -> None:
         """Wait until a `Mark` is done.
@@ -176,22 +180,22 @@ class Waits:
         the runtime's errors.
         """
         if POLLS:
-            self._end(self._of_event(mark), mark.stream)
+            self._wait_in_order(self._query_of_event(mark), mark.stream)
         else:
             mark.event.synchronize()
 
     def wait_for(self, stream: Stream) -> None:
         """Wait until all work on a stream is done; raises as `wait`."""
         if POLLS:
-            self._end(self._of_stream(stream), stream)
+            self._wait_in_order(self._query_of_stream(stream), stream)
         else:
             self._runtime.streamSynchronize(stream)
 
-    def _of_stream(self, stream: Stream) -> Query:
+    def _query_of_stream(self, stream: Stream) -> Query:
         ask = partial(self._runtime.streamQuery, stream)
         return Query(ask, self._calls.stream, stream)
 
-    def _of_event(self, mark: Mark) -> Query:
+    def _query_of_event(self, mark: Mark) -> Query:
         handle = int(mark.event.ptr)
 
         def ask() -> int:
@@ -199,23 +203,25 @@ class Waits:
 
         return Query(ask, self._calls.event, handle)
 
-    def _end(self, query: Query, stream: Stream) -> None:
-        bound = self._bounds.get(stream) or _Bound(None, None, ())
-        for entry in bound.entries:
-            self._until(entry, _Bound(None, None, ()))
-        bound.entries = ()
-        self._until(query, bound)
+    def _wait_in_order(self, query: Query, stream: Stream) -> None:
+        """Wait for the entries of a stream, without a limit, and then for the query."""
+        limit = self._limits.get(stream) or _WaitLimit(None, None, ())
+        for entry in limit.entries:
+            self._wait_until_done(entry, _WaitLimit(None, None, ()))
+        limit.entries = ()
+        self._wait_until_done(query, limit)
 
-    def _until(self, query: Query, bound: _Bound) -> None:
+    def _wait_until_done(self, query: Query, limit: _WaitLimit) -> None:
         sleep_ns = LEAST_SLEEP_NS
-        while (status := self._turn(query, sleep_ns)) == NOT_READY:
-            self._look(bound)
+        while (status := self._poll_a_while(query, sleep_ns)) == NOT_READY:
+            self._check_limit(limit)
             sleep_ns = MOST_SLEEP_NS
-        bound.since = None
+        limit.began_at_s = None
         if status:
             raise self._runtime.CUDARuntimeError(status)
 
-    def _turn(self, query: Query, sleep_ns: int) -> int:
+    def _poll_a_while(self, query: Query, sleep_ns: int) -> int:
+        """Status once something is done, or `NOT_READY` after `_TURN_S`, roughly."""
         status = query.ask()  # without giving the interpreter to others
         if status != NOT_READY:
             return status
@@ -224,16 +230,16 @@ class Waits:
             return _loops[0](query.function, query.handle, sleep_ns, in_context)
         return polled(query, sleep_ns)
 
-    def _look(self, bound: _Bound) -> None:
+    def _check_limit(self, limit: _WaitLimit) -> None:
         """Raise if the time of a wait is over, or another thread gave the device up."""
         self._check()
-        if bound.since is None:
-            bound.since = monotonic() - _TURN_S
-        waited_s = monotonic() - bound.since
-        if bound.limit_s is not None and waited_s >= bound.limit_s:
-            raise self._given_up(bound.limit_s)
-        if waited_s >= _LONG_S and not self._is_told:
-            self._is_told = True
+        if limit.began_at_s is None:
+            limit.began_at_s = monotonic() - _TURN_S
+        waited_s = monotonic() - limit.began_at_s
+        if limit.limit_s is not None and waited_s >= limit.limit_s:
+            raise self._give_up_after(limit.limit_s)
+        if waited_s >= _LONG_S and not self._has_warned:
+            self._has_warned = True
             _log.warning(
                 "%s has not ended for %.0f seconds what it was given. A damaged stream "
                 "that no checksum covers may keep its decoder busy for ever; then "
@@ -243,7 +249,8 @@ class Waits:
                 _LONG_S,
             )
 
-    def _given_up(self, limit_s: float) -> DeviceError:
+    def _give_up_after(self, limit_s: float) -> DeviceError:
+        """Give the device up; returns the error to raise."""
         self._give_up(f"work that had not ended after {limit_s:g} seconds")
         return DeviceError(
             f"{self._label} has not ended for {limit_s:g} seconds what it was given, as"
@@ -253,12 +260,13 @@ class Waits:
         )
 
     def beside(self, call: Callable[[], Answer]) -> Answer:
-        """What `call` gives, in which the driver may wait for all work, without an end.
+        """Result of a call in which the driver may wait for all work, without a limit.
 
-        While work with a limit is under way, a thread makes the call, which is left
-        alone if that work does not end. Raises as `wait`, and what `call` raises.
+        While work with a limit is under way, another thread makes the call. If the work
+        exceeds its limit, that thread is left behind. Raises as `wait`, and what `call`
+        raises.
         """
-        if not self._runs():
+        if not self._running_limits_s():
             return call()
         answers: list[Answer] = []
         errors: list[BaseException] = []
@@ -277,24 +285,24 @@ class Waits:
             start_new_thread(run, ())
         except RuntimeError:  # of the system's limits
             return call()
-        waited = _Bound(None, None, ())
+        limit = _WaitLimit(None, None, ())
         while not is_running.acquire(timeout=_TURN_S):
-            limits = self._runs()
-            waited.limit_s = min(limits, default=None)
+            limits = self._running_limits_s()
+            limit.limit_s = min(limits, default=None)
             if not limits:
-                waited.since = None
-            self._look(waited)
+                limit.began_at_s = None
+            self._check_limit(limit)
         if errors:
             raise errors.pop()
         return answers.pop()
 
-    def _runs(self) -> list[float]:
+    def _running_limits_s(self) -> list[float]:
         """Limits in seconds of the work that is under way, and whose time runs."""
         return [
-            bound.limit_s
-            for bound in list(self._bounds.values())
-            if bound.limit_s is not None
-            and bound.is_done is not None
-            and bound.is_done.ask() == NOT_READY
-            and all(entry.ask() != NOT_READY for entry in bound.entries)
+            limit.limit_s
+            for limit in list(self._limits.values())
+            if limit.limit_s is not None
+            and limit.is_done is not None
+            and limit.is_done.ask() == NOT_READY
+            and all(entry.ask() != NOT_READY for entry in limit.entries)
         ]

@@ -91,7 +91,7 @@ def decode_blosc(
         canary_seed=tables.canary_seed,
     )
     streams.launch_over("gs_blosc_count", _WARP * n_rows, rows)
-    lane.wait_here()
+    lane.wait()
     found = host.view(np.uint64).astype(np.int64)
     _decode_streams(streams, rows, found[:-2].reshape(3, -1))
     if found[-2:].any():

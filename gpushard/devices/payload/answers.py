@@ -130,7 +130,7 @@ class HostPayload:
 
     def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
-        host, places = lane.room_for(encoded.nbytes)
+        host, places = lane.pinned_for(encoded.nbytes)
         columns = (encoded.offset, places, encoded.nbytes)
         for offset, place, nbytes in zip(*(c.tolist() for c in columns), strict=True):
             host[place : place + nbytes] = self.memory[offset : offset + nbytes]

@@ -150,20 +150,21 @@ after which the bytes are there; None if they are. Raises as any fetch, and
 """
 
 ForDevice = Callable[[Job, int, int], bool]
-"""Whether a device shall decode so many inner chunks with so many bytes together."""
+"""Whether a device is known to decode so many inner chunks and bytes of a job."""
 
 
 class Handover(NamedTuple):
-    """What a fetch knows of the sink that takes the bytes, without the sink itself.
+    """What a fetch must know of the sink that takes the bytes.
 
-    A sink and all its memory go as soon as a read ends, and not with a collection.
+    It does not refer to the sink itself. Otherwise the two would form a cycle, and the
+    sink's memory would stay until a garbage collection.
 
     Attributes
     ----------
     settled
         As for `DeviceSlot`.
     is_for_device
-        Whether the device is going to decode.
+        See `ForDevice`.
     streams
         Streams of the sink, for which it waits before memory goes. A fetch adds its
         own.

@@ -101,7 +101,7 @@ class PinnedPayload:
         for at, address, nbytes in zip(*columns, strict=True):
             if nbytes:
                 lane.device.upload(address, self.memory[at : at + nbytes], lane.stream)
-        lane.note_harmless()
+        lane.note_infallible()
         self.slot.note_copy(lane)
 
     def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
