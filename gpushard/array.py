@@ -24,7 +24,7 @@ from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, Parse, as_numpy_would
-from gpushard.selecting.selection import Wanted, n_elements
+from gpushard.selecting.selection import ParsedSelection, n_elements
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.resolve import address, from_address, resolve
@@ -183,7 +183,7 @@ class Array(DescribedArray):
             single = read_single(source, key) if self._device is None else None
             if single is not None:
                 return single
-            is_parsed = isinstance(key, Wanted)
+            is_parsed = isinstance(key, ParsedSelection)
             chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
             result = self._new(chosen)
         return as_numpy_would(result, chosen)
@@ -243,8 +243,8 @@ class Array(DescribedArray):
         with self._naming:
             return parsed_dtype(dtype)
 
-    def _selection(self, key: Any, parse: Parse = expressions.basic) -> Wanted:
-        if isinstance(key, Wanted):
+    def _selection(self, key: Any, parse: Parse = expressions.basic) -> ParsedSelection:
+        if isinstance(key, ParsedSelection):
             return key
         with self._naming:
             return parse(key, self.source.layout.shape)
@@ -290,7 +290,7 @@ class Array(DescribedArray):
 
         return read_on_device(source, request, self._device)
 
-    def _write(self, selection: Wanted, value: Any) -> None:
+    def _write(self, selection: ParsedSelection, value: Any) -> None:
         from gpushard.writing.assign import assign
 
         with self._naming:
@@ -305,7 +305,7 @@ class Array(DescribedArray):
             return placements(self.source, self._device, tally)
 
 
-def _blocks(axes: Sequence[GridAxis], key: Any, _: tuple[int, ...]) -> Wanted:
+def _blocks(axes: Sequence[GridAxis], key: Any, _: tuple[int, ...]) -> ParsedSelection:
     return expressions.blocks(key, axes)
 
 

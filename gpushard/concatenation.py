@@ -24,14 +24,14 @@ from gpushard.layout import MAX_LENGTH
 from gpushard.numpy_like import Manner, NumpyLike
 from gpushard.placing.outputs import parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
-from gpushard.reading.joined import Share, read_joined
+from gpushard.reading.joined import ArrayRead, read_joined
 from gpushard.reading.results import host_job, stream_refused
 from gpushard.report import ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Parse, as_numpy_would
-from gpushard.selecting.patches import Taken, parts_of
-from gpushard.selecting.selection import Ints, Wanted
+from gpushard.selecting.patches import PlannableSelection, parts_of
+from gpushard.selecting.selection import Ints, ParsedSelection
 
 _Chosen = TypeVar("_Chosen")
 
@@ -231,9 +231,9 @@ class ConcatArray(NumpyLike):
             tally = Tally()
             with tally.stage("total"):
                 out = np.empty(chosen.shape, self.dtype)
-                shares = self._into([chosen], [out], None)
-                read = read_joined(shares, tally, ENDS_READ)
-        placed = (source.pipeline.placements() for source in read)
+                reads = self._into([chosen], [out], None)
+                sources = read_joined(reads, tally, ENDS_READ)
+        placed = (source.pipeline.placements() for source in sources)
         return tally.report(
             array=self._label,
             device="cpu",
@@ -243,14 +243,14 @@ class ConcatArray(NumpyLike):
 
     def _into(
         self,
-        chosen: Sequence[Wanted],
+        chosen: Sequence[ParsedSelection],
         outs: Sequence[NDArray[Any]],
         memory_limit: int | None,
-    ) -> Iterator[Share]:
+    ) -> Iterator[ArrayRead]:
         """What a read of `chosen` into `outs` takes of each array."""
         for array, mine, which in self._divided(chosen, shares_of):
             source = array.source.limited(memory_limit)
-            yield Share(source, mine, [outs[i] for i in which])
+            yield ArrayRead(source, mine, [outs[i] for i in which])
 
     @property
     def _label(self) -> str:
@@ -279,12 +279,12 @@ class ConcatArray(NumpyLike):
             hint="write to each of them",
         )
 
-    def _selection(self, key: Any, parse: Parse = expressions.basic) -> Wanted:
-        return key if isinstance(key, Wanted) else parse(key, self.shape)
+    def _selection(self, key: Any, parse: Parse = expressions.basic) -> ParsedSelection:
+        return key if isinstance(key, ParsedSelection) else parse(key, self.shape)
 
     def jobs(
         self,
-        selections: Sequence[Taken],
+        selections: Sequence[PlannableSelection],
         outs: Sequence[NDArray[Any]],
         tally: Tally,
     ) -> Iterator[Job]:
@@ -294,8 +294,8 @@ class ConcatArray(NumpyLike):
             yield host_job(array.source, mine, into, tally)
 
     def shares(
-        self, selections: Sequence[Taken]
-    ) -> Iterator[tuple[Array, list[Taken], list[int]]]:
+        self, selections: Sequence[PlannableSelection]
+    ) -> Iterator[tuple[Array, list[PlannableSelection], list[int]]]:
         """Arrays with a part of any selection: the parts, and their selections."""
         return self._divided(selections, parts_of)
 

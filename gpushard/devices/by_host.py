@@ -22,8 +22,8 @@ from gpushard.errors import DeviceMemoryError, UnsupportedError
 from gpushard.fused.ways import short_ways
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
-from gpushard.selecting.patches import Taken
-from gpushard.selecting.selection import Orthogonal, Points, SliceAxis, Wanted
+from gpushard.selecting.patches import PlannableSelection
+from gpushard.selecting.selection import Orthogonal, ParsedSelection, Points, SliceAxis
 from gpushard.source import Source
 
 # Results are copied through pinned memory of this size.
@@ -36,7 +36,9 @@ _ROW_S, _COMPILED_ROW_S = 20e-6, 3e-6
 
 
 def suits_host(
-    source: Source, selections: Sequence[Taken | Wanted], rates: Mapping[str, Rates]
+    source: Source,
+    selections: Sequence[PlannableSelection | ParsedSelection],
+    rates: Mapping[str, Rates],
 ) -> bool:
     """Whether one thread of the host is done before a device would have begun.
 
@@ -61,7 +63,7 @@ def suits_host(
 
 
 def _most_touched(
-    selection: Taken | Wanted, inner_axes: Sequence[GridAxis]
+    selection: PlannableSelection | ParsedSelection, inner_axes: Sequence[GridAxis]
 ) -> int | None:
     """Number of inner chunks that a selection touches at most; None if not counted."""
     if isinstance(selection, Points):

@@ -32,7 +32,7 @@ from gpushard.reading.read import execute
 from gpushard.reading.results import ReadRequest, host_job, read_on_host
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
-from gpushard.selecting.patches import Taken
+from gpushard.selecting.patches import PlannableSelection
 from gpushard.selecting.selection import Selection
 from gpushard.source import Source
 
@@ -60,7 +60,7 @@ class DeviceRead(NamedTuple):
     """
 
     source: Source
-    selections: Sequence[Taken]
+    selections: Sequence[PlannableSelection]
     outputs: Sequence[DeviceOutput]
     device: Device
     tally: Tally

@@ -14,7 +14,7 @@ from gpushard.damage import ENDS_READ, Damage, at_inner_chunk
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.ranged import Places, RangedBlock
 from gpushard.options import KIB
-from gpushard.planning.blocks import LargeShard, Planned, ShardBlock
+from gpushard.planning.blocks import Block, LargeShard, ShardBlock
 from gpushard.planning.plan import ReadPlan
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
@@ -72,7 +72,7 @@ class JobReader(Protocol):
         """Keys of shards in `left_over` that existed when their index was read."""
         ...
 
-    def left_over(self) -> Iterator[Planned]:
+    def left_over(self) -> Iterator[Block]:
         """Blocks that are still to be read, once all tasks have run."""
         ...
 
@@ -255,7 +255,7 @@ class Job:
             self.damage.note(said)
 
 
-def rows_of(block: Planned, shards: NDArray[np.bool_]) -> Planned:
+def rows_of(block: Block, shards: NDArray[np.bool_]) -> Block:
     """The part of a block that lies in the marked shards (at least one).
 
     `shards`: bool, shape (n_shards,).

@@ -14,7 +14,7 @@ from gpushard.fetching.job import Job
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes
 from gpushard.fetching.ranged import Located
 from gpushard.memory.known import KnownIndex
-from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
@@ -23,7 +23,7 @@ Found = Sequence[KnownIndex | CorruptShardError | None]
 """For each shard of a block, its outermost index, or the error, or None if missing."""
 
 
-def find_indexes(job: Job, block: Planned) -> Found:
+def find_indexes(job: Job, block: Block) -> Found:
     """Indexes of the shards of a block; reads those that are not known.
 
     Raises

@@ -13,7 +13,7 @@ from gpushard.fetching.job import Job, rows_of
 from gpushard.memory.freed import freed
 from gpushard.options import MIB
 from gpushard.planning.axes import LONG_CELLS
-from gpushard.planning.blocks import BLOCK_CHUNKS, Planned, ShardBlock
+from gpushard.planning.blocks import BLOCK_CHUNKS, Block, ShardBlock
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import MERGED_CHUNKS, ReadPlan
@@ -97,7 +97,7 @@ def most_merged(source: Source) -> int:
     return max(BLOCK_CHUNKS, min(room, MERGED_CHUNKS))
 
 
-def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
+def cut_shards(job: Job, block: Block) -> Iterator[Block]:
     """Blocks with as many shards as have indexes that fit, but at least one."""
     n_shards = len(block.shard_coords)
     if not job.source.layout.levels or n_shards <= 1:
@@ -110,7 +110,7 @@ def cut_shards(job: Job, block: Planned) -> Iterator[Planned]:
         yield rows_of(block, marked)
 
 
-def cut_rows(job: Job, block: Planned, n_workers: int) -> Iterator[ShardBlock]:
+def cut_rows(job: Job, block: Block, n_workers: int) -> Iterator[ShardBlock]:
     """Pieces of a block, with the same shards and a bounded number of inner chunks.
 
     The columns of as many pieces as there are workers fit the limit. So do the indexes

@@ -34,14 +34,14 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import KeptBoxes, Taken, are_kept_at_once, kept_boxes
+from gpushard.fused.kept import ChunkUse, KeptBoxes, are_kept_at_once, kept_boxes
 from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import ENOUGH, WHOLE
 from gpushard.planning import blocks
-from gpushard.planning.blocks import Planned
+from gpushard.planning.blocks import Block
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.handles import Handle
@@ -79,7 +79,7 @@ class DirectRead:
         self._part = landing.part
         source = job.source
         self._cells = cells
-        self._taken = Taken(prod(landing.extents), _reach_of(cells, runner, landing))
+        self._taken = ChunkUse(prod(landing.extents), _reach_of(cells, runner, landing))
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
@@ -109,7 +109,7 @@ class DirectRead:
             for boxes in self._shards(first, last, n_workers):
                 yield from boxes.tasks()
 
-    def left_over(self) -> Iterator[Planned]:
+    def left_over(self) -> Iterator[Block]:
         """Blocks to be read on the general path, once all tasks have run."""
         return map(self._part.shard, sorted(self._left))
 

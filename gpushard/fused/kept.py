@@ -48,7 +48,7 @@ _LONG_US, _LONG_CHUNK_US = 4000, 500
 _CALL_US, _LEAST_CALLED_NBYTES = 800, 64 * KIB
 
 
-class Taken(NamedTuple):
+class ChunkUse(NamedTuple):
     """What a read takes of inner chunks.
 
     Attributes
@@ -152,7 +152,7 @@ def kept_boxes(
 
 
 def are_kept_at_once(
-    source: Source, taken: Taken, n_chunks: int, chunk_us: float
+    source: Source, taken: ChunkUse, n_chunks: int, chunk_us: float
 ) -> bool:
     """Whether a read keeps all inner chunks that it decodes, although none is back.
 
@@ -206,7 +206,7 @@ def short_weight(
         return None
     if isinstance(wanted, Scattered) or not cache.is_sparing:
         return WHOLE
-    n_chunks, taken = wanted.n_most, Taken(n_elements, _reach_of(wanted))
+    n_chunks, taken = wanted.n_most, ChunkUse(n_elements, _reach_of(wanted))
     weight = taken.weight_in(source)
     if are_kept_at_once(source, taken, n_chunks, chunk_us):
         return ENOUGH

@@ -25,7 +25,7 @@ from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.placing.place import HostSink
-from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
@@ -77,7 +77,7 @@ class ObjectRead:
         # Behind the struct, a path of no characters.
         self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
         self._most_nbytes = _most_nbytes(job.source)
-        self._left: list[Planned] = []
+        self._left: list[Block] = []
         self.seen: set[str] = set()
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
@@ -101,7 +101,7 @@ class ObjectRead:
                     return
                 yield from self._tasks_of(rest, n_workers)
 
-    def left_over(self) -> Iterator[Planned]:
+    def left_over(self) -> Iterator[Block]:
         """Blocks to be read on the general path, once all tasks have run."""
         return iter(self._left)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.data_types import is_small_float
-from gpushard.loader.fields import Rows, concatenated
+from gpushard.loader.fields import SampleRows, concatenated
 from gpushard.loader.reading import Load
 from gpushard.loader.shares import Share
 from gpushard.selecting.selection import Ints
@@ -28,7 +28,7 @@ class Batch(NamedTuple):
 
     step: int
     samples: Ints
-    arrays: list[Rows]
+    arrays: list[SampleRows]
 
 
 def cut_batches(
@@ -107,7 +107,7 @@ def _cut(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
     return Batch(step, *(pieces[0] if len(pieces) == 1 else _joined(pieces)))
 
 
-def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[Rows]]:
+def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[SampleRows]]:
     """Samples of turns ``start:stop`` that a load has."""
     first, last = max(start - load.start, 0), max(stop - load.start, 0)
     if len(load.samples) < len(load.kept):
@@ -116,8 +116,8 @@ def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[Rows]]:
 
 
 def _joined(
-    pieces: Sequence[tuple[Ints, list[Rows]]],
-) -> tuple[Ints, list[Rows]]:
+    pieces: Sequence[tuple[Ints, list[SampleRows]]],
+) -> tuple[Ints, list[SampleRows]]:
     samples, arrays = zip(*pieces, strict=True)
     return np.concatenate(samples), [
         concatenated(parts) for parts in zip(*arrays, strict=True)

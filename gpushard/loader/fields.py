@@ -22,16 +22,16 @@ from gpushard.loader.memory import Memory
 from gpushard.loader.windows import Cut, in_order, rows_of_all
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
-from gpushard.selecting.patches import Taken
+from gpushard.selecting.patches import PlannableSelection
 from gpushard.selecting.selection import Ints
 
-Source = Array | ConcatArray
+LoaderArray = Array | ConcatArray
 
 # Rows shorter than this are read first and gathered then, which is faster.
 _LONG_NBYTES = 512
 
 
-class Rows(Protocol):
+class SampleRows(Protocol):
     """Samples one after the other: a host array, or rows on a device."""
 
     @property
@@ -41,14 +41,14 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, rows: slice, /) -> Rows: ...
+    def __getitem__(self, rows: slice, /) -> SampleRows: ...
 
 
 Box = Sequence[tuple[int, int]]
 """First and last element, the latter plus one, along each axis of an array."""
 
 Finish = Callable[[], Any]
-"""Called when the jobs are done; returns their `Rows`, with one sample per row."""
+"""Called when the jobs are done; returns `SampleRows`, with one sample per row."""
 
 
 def _sums() -> Tally:
@@ -74,7 +74,7 @@ class Field:
     """
 
     name: str
-    array: Source
+    array: LoaderArray
     cut: Cut
     conversion: Conversion
     tally: Tally = field(default_factory=_sums)
@@ -271,7 +271,7 @@ class Field:
         return gathered(values, order, self.steps[1], memory, n_threads)
 
     def _jobs(
-        self, selections: Sequence[Taken], outs: Sequence[NDArray[Any]]
+        self, selections: Sequence[PlannableSelection], outs: Sequence[NDArray[Any]]
     ) -> list[Job]:
         if isinstance(self.array, ConcatArray):
             jobs = list(self.array.jobs(selections, outs, self.tally))
@@ -285,7 +285,7 @@ class Field:
         self.tally.add(loaded_chunks=sum(job.plan.n_chunks for job in jobs))
 
 
-def concatenated(parts: Sequence[Any]) -> Rows:
+def concatenated(parts: Sequence[Any]) -> SampleRows:
     """Samples of all parts, one after the other, in new memory."""
     if isinstance(parts[0], np.ndarray):
         # Without dtype=, NumPy turns them to the byte order of the machine.
@@ -305,7 +305,7 @@ def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
     return ascending[is_first], order
 
 
-def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
+def usable_source(array: Any, name: str, num_threads: int | None) -> LoaderArray:
     """Array of a loader on the host, with a limited number of threads.
 
     Raises
@@ -313,7 +313,7 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> Source:
     OptionError
         The object is no array of gpushard, or it has no axis to take samples from.
     """
-    if not isinstance(array, Source):
+    if not isinstance(array, LoaderArray):
         raise OptionError(
             f"{name} of a loader must be an array of gpushard",
             got=type(array).__name__,
@@ -338,7 +338,7 @@ def _on_host(array: Array, num_threads: int | None) -> Array:
     return Array(replace(array.source, options=options))
 
 
-def stored_axis(array: Source, unit: str) -> GridAxis:
+def stored_axis(array: LoaderArray, unit: str) -> GridAxis:
     """Axis 0 of an array, cut at the borders of its shards or inner chunks.
 
     Parameters

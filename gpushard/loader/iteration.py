@@ -13,7 +13,7 @@ from gpushard.loader.batches import Batch, cut_batches
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.prefetch import Prefetched, Waits
-from gpushard.loader.reading import Planned, Reader
+from gpushard.loader.reading import PlannedLoad, Reader
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Share
 from gpushard.loader.state import Standing
@@ -129,7 +129,7 @@ class Course:
 
 def _plans(
     reader: Reader, settings: Settings, standing: Standing, order: Order, share: Share
-) -> Iterator[Planned]:
+) -> Iterator[PlannedLoad]:
     """Reads of an epoch from a step on, and of the epochs that are read on into."""
     start = share.turns(standing.step)[0]
     yield from reader.plans(order, share, start)

@@ -15,7 +15,7 @@ from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
 from gpushard.loader.stopping import stoppable
-from gpushard.selecting.patches import Taken
+from gpushard.selecting.patches import PlannableSelection
 from gpushard.selecting.selection import (
     IndexAxis,
     Ints,
@@ -185,7 +185,7 @@ class DevicePlace:
         field.tally.add(loaded_samples=len(origins))
         return jobs, lambda: rows.reshaped(shape)
 
-    def _suits_host(self, field: Field, selection: Taken) -> bool:
+    def _suits_host(self, field: Field, selection: PlannableSelection) -> bool:
         """Whether the host has read, say, labels before the device would have begun."""
         from gpushard.devices.by_host import suits_host
 
@@ -214,7 +214,7 @@ class DevicePlace:
     def _jobs(
         self,
         field: Field,
-        selection: Taken,
+        selection: PlannableSelection,
         out: DeviceOutput,
         entries: Sequence[Event],
     ) -> list[Job] | None:
@@ -280,7 +280,7 @@ class _RowsToRead(NamedTuple):
     """
 
     shape: tuple[int, ...]
-    selection: Taken
+    selection: PlannableSelection
     has_gaps: bool
 
 

@@ -16,7 +16,7 @@ from gpushard.array import Array
 from gpushard.errors import OptionError
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
-from gpushard.loader.fields import Box, Field, Finish, Rows, concatenated
+from gpushard.loader.fields import Box, Field, Finish, SampleRows, concatenated
 from gpushard.loader.memory import Memory
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import Ints
@@ -173,7 +173,7 @@ class RaggedRows:
         See `Ragged`.
     """
 
-    values: Rows
+    values: SampleRows
     bounds: Ints
     packed: bool
 
@@ -198,11 +198,11 @@ class RaggedRows:
         values = concatenated([part.values for part in parts])
         return RaggedRows(values, bounds, self.packed)
 
-    def moved(self, move: Callable[[Any], Rows]) -> RaggedRows:
+    def moved(self, move: Callable[[Any], SampleRows]) -> RaggedRows:
         """The same samples, with their values moved by `move`."""
         return RaggedRows(move(self.values), self.bounds, self.packed)
 
-    def exported(self, export: Callable[[Rows], Any]) -> Any:
+    def exported(self, export: Callable[[SampleRows], Any]) -> Any:
         """List of `export` of each sample; if packed, `export` of all, and offsets."""
         if self.packed:
             return export(self.values), self.bounds

@@ -25,7 +25,7 @@ from gpushard.errors import (
 from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.blame import name_samples, samples_about
-from gpushard.loader.fields import Field, Finish, Rows
+from gpushard.loader.fields import Field, Finish, SampleRows
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
@@ -71,7 +71,7 @@ class Load:
     start: int
     kept: NDArray[np.bool_]
     samples: Ints
-    arrays: list[Rows]
+    arrays: list[SampleRows]
 
     @property
     def stop(self) -> int:
@@ -80,7 +80,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedLoad:
     """A fused read that was planned, or that was begun.
 
     Attributes
@@ -146,11 +146,11 @@ class Reader:
     stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
     n_behind: int = 0
-    attempts: list[Planned] = field(default_factory=list[Planned])
+    attempts: list[PlannedLoad] = field(default_factory=list[PlannedLoad])
 
     def plans(
         self, order: Order, share: Share, start: int, *, is_awaited: bool = True
-    ) -> Iterator[Planned]:
+    ) -> Iterator[PlannedLoad]:
         """Reads of a rank's turns from `start` on, in order; other threads begin them.
 
         If the first batch is awaited, its read is small, so that it comes early.
@@ -189,12 +189,12 @@ class Reader:
         in_place = all(field.lands_in_place for field in self.fields)
         return LOAD_NBYTES * self.place.load_factor(lands_in_place=in_place)
 
-    def loads(self, plans: Iterator[Planned]) -> Generator[Load]:
+    def loads(self, plans: Iterator[PlannedLoad]) -> Generator[Load]:
         """Loads for the planned reads, in order.
 
         On a device, a load is waited for once the next one is under way.
         """
-        begun: deque[Planned] = deque()
+        begun: deque[PlannedLoad] = deque()
         try:
             for planned in plans:
                 begun.append(planned)
@@ -211,7 +211,7 @@ class Reader:
                 self.place.abandon(left.jobs)
             self.attempts.clear()
 
-    def _oldest(self, begun: deque[Planned]) -> Load:
+    def _oldest(self, begun: deque[PlannedLoad]) -> Load:
         """Load of the read that was begun first, which is begun no more.
 
         If a device broke of damage, that may be damage in any of the reads. After an
@@ -231,7 +231,7 @@ class Reader:
         self.attempts.clear()
         return load
 
-    def _load(self, begun: Planned) -> Load:
+    def _load(self, begun: PlannedLoad) -> Load:
         start, samples = begun.start, begun.samples
         kept = np.ones(len(samples), np.bool_)
         try:
@@ -245,7 +245,7 @@ class Reader:
         arrays = self._read(self._begun(start, samples), _PAUSES)
         return Load(start, kept, samples, arrays)
 
-    def _read(self, begun: Planned, pauses: Sequence[float]) -> list[Rows]:
+    def _read(self, begun: PlannedLoad, pauses: Sequence[float]) -> list[SampleRows]:
         """One array for each field; a failed read is repeated after each pause."""
         for pause in pauses:
             try:
@@ -259,9 +259,9 @@ class Reader:
             begun = self._begun(begun.start, begun.samples)
         return self._finish(begun)
 
-    def _planned(self, start: int, samples: Ints, origins: Ints) -> Planned:
+    def _planned(self, start: int, samples: Ints, origins: Ints) -> PlannedLoad:
         """A planned read of all fields; `_finish` raises its errors."""
-        planned = Planned(start, samples)
+        planned = PlannedLoad(start, samples)
         with self._failing_later(planned):
             for one in self.fields:
                 jobs, done = self.place.read(one, origins)
@@ -279,17 +279,17 @@ class Reader:
         # A sparing cache rarely serves a load, which is not to wait for it.
         return any(cache is not None and not cache.is_sparing for cache in caches)
 
-    def _prepared(self, planned: Planned) -> Prepared:
+    def _prepared(self, planned: PlannedLoad) -> Prepared:
         return prepare([stoppable(job, self.stop) for job in planned.jobs])
 
-    def _begin(self, planned: Planned) -> None:
+    def _begin(self, planned: PlannedLoad) -> None:
         """Begin a read; `_finish` raises its errors."""
         if planned.error is None:
             with self._failing_later(planned):
                 run(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
-    def _failing(self, read: Planned) -> Iterator[None]:
+    def _failing(self, read: PlannedLoad) -> Iterator[None]:
         """What every error of a read goes through: it names the samples of the read.
 
         No work of the read is under way any more when the error is raised.
@@ -304,7 +304,7 @@ class Reader:
             raise
 
     @contextmanager
-    def _failing_later(self, read: Planned) -> Iterator[None]:
+    def _failing_later(self, read: PlannedLoad) -> Iterator[None]:
         """Keep an error of a read until its result is wanted."""
         try:
             with self._failing(read):
@@ -312,14 +312,14 @@ class Reader:
         except GpushardError as error:
             read.error = error
 
-    def _begun(self, start: int, samples: Ints) -> Planned:
+    def _begun(self, start: int, samples: Ints) -> PlannedLoad:
         self.attempts.clear()  # its memory is not to be held beside the next one's
         planned = self._planned(start, samples, self.origins.of(samples))
         self.attempts.append(planned)
         self._begin(planned)
         return planned
 
-    def _finish(self, begun: Planned) -> list[Rows]:
+    def _finish(self, begun: PlannedLoad) -> list[SampleRows]:
         """One complete array for each field."""
         if begun.error is not None:
             if self.stop.is_set():  # it may be of a request that was broken off

@@ -18,7 +18,7 @@ from gpushard.fetching.job import (
     Sink,
 )
 from gpushard.fetching.ranged import RangedBlock
-from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.stop_flag import StopFlag
 from gpushard.stores.base import ByteRequest
@@ -53,7 +53,7 @@ class _StoppableReader:
         """See `JobReader`."""
         return self.reader.seen
 
-    def left_over(self) -> Iterator[Planned]:
+    def left_over(self) -> Iterator[Block]:
         """See `JobReader`."""
         return self.reader.left_over()
 

@@ -126,7 +126,7 @@ class LargeShard:
         return replace(self, cut=cut)
 
 
-Planned = ShardBlock | LargeShard
+Block = ShardBlock | LargeShard
 """What a plan yields for some shards; every shard is in exactly one."""
 
 

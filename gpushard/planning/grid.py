@@ -11,7 +11,7 @@ import numpy as np
 from gpushard.layout import ArrayLayout, ShardLevel
 from gpushard.planning import blocks
 from gpushard.planning.axes import Projected, Sharded, lay_axis
-from gpushard.planning.blocks import LargeShard, Planned, ShardBlock, ordinal_in_index
+from gpushard.planning.blocks import Block, LargeShard, ShardBlock, ordinal_in_index
 from gpushard.selecting.selection import Ints, Orthogonal
 
 _Columns = tuple[Ints, tuple[Ints, ...], Ints]
@@ -127,7 +127,7 @@ class GridPart:
             for k, level in enumerate(self.levels)
         )
 
-    def shard(self, number: int) -> Planned:
+    def shard(self, number: int) -> Block:
         """Shard `number`, in C order over `shard_grid`."""
         grid = self.shard_grid
         at = np.unravel_index([number], grid) if grid else ()
@@ -148,7 +148,7 @@ class GridPart:
 
         return LargeShard(coords, prod(counts), cut)
 
-    def blocks(self) -> Iterator[Planned]:
+    def blocks(self) -> Iterator[Block]:
         """All shards, a bounded number of inner chunks at a time."""
         n_shards = self.n_shards
         largest = prod(axis.most_cells for axis in self.sharded)

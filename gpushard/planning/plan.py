@@ -15,7 +15,7 @@ import numpy as np
 
 from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import (
-    Planned,
+    Block,
     ShardBlock,
     cut_blocks,
     order_by,
@@ -25,7 +25,7 @@ from gpushard.planning.blocks import (
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.points import PointPart
-from gpushard.selecting.patches import Patches, Taken
+from gpushard.selecting.patches import Patches, PlannableSelection
 from gpushard.selecting.selection import Ints, Orthogonal
 
 Part = GridPart | PointPart | PatchPart
@@ -50,7 +50,7 @@ class ReadPlan:
         """Stored objects touched, counted once for each part that touches them."""
         return sum(part.n_shards for part in self.parts)
 
-    def blocks(self, most_merged: int | None = None) -> Iterator[Planned]:
+    def blocks(self, most_merged: int | None = None) -> Iterator[Block]:
         """All inner chunks; parts that are merged share the block of a shard.
 
         Parts of up to `most_merged` inner chunks together are merged.
@@ -81,7 +81,10 @@ class ReadPlan:
 
 
 def plan_read(
-    layout: ArrayLayout, selections: Sequence[Taken], *, apart: bool = False
+    layout: ArrayLayout,
+    selections: Sequence[PlannableSelection],
+    *,
+    apart: bool = False,
 ) -> ReadPlan:
     """Plan that reads `selections` of the array with `layout` in one batch.
 
@@ -90,7 +93,7 @@ def plan_read(
     return ReadPlan(tuple(_part(s, layout, apart=apart) for s in selections))
 
 
-def _part(selection: Taken, layout: ArrayLayout, *, apart: bool) -> Part:
+def _part(selection: PlannableSelection, layout: ArrayLayout, *, apart: bool) -> Part:
     if isinstance(selection, Orthogonal):
         return GridPart.lay(selection, layout)
     if isinstance(selection, Patches):

@@ -21,9 +21,9 @@ from gpushard.selecting.selection import (
     IndexAxis,
     Ints,
     Orthogonal,
+    ParsedSelection,
     Points,
     SliceAxis,
-    Wanted,
 )
 from gpushard.source import Source
 
@@ -50,7 +50,7 @@ _NUMBERS = "biufc"
 _POINT_NBYTES, _LIMIT_SHARE = 100, 16
 
 
-def listed_as_points(source: Source, selection: Wanted) -> Wanted:
+def listed_as_points(source: Source, selection: ParsedSelection) -> ParsedSelection:
     """The selection, as points if that takes less time and little memory."""
     if not is_crossed(selection):
         return selection
@@ -65,7 +65,7 @@ def listed_as_points(source: Source, selection: Wanted) -> Wanted:
     return points_of(selection)
 
 
-def is_crossed(selection: Wanted) -> TypeGuard[Orthogonal]:
+def is_crossed(selection: ParsedSelection) -> TypeGuard[Orthogonal]:
     """Whether a selection is a cross product of several index arrays."""
     if not isinstance(selection, Orthogonal):
         return False

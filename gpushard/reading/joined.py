@@ -18,48 +18,46 @@ from gpushard.reading.read import execute
 from gpushard.reading.results import host_job, read_at_once
 from gpushard.reading.rounds import columns_share, read_in_rounds
 from gpushard.report import Tally
-from gpushard.selecting.selection import Listed, Wanted
+from gpushard.selecting.selection import Listed, ParsedSelection
 from gpushard.source import Source
 
 
-class Share(NamedTuple):
-    """What is read of one array, and the host arrays that it lands in."""
+class ArrayRead(NamedTuple):
+    """What is read of one array, and the host arrays that it is written to."""
 
     source: Source
-    wanted: Sequence[Wanted]
+    selections: Sequence[ParsedSelection]
     outs: Sequence[NDArray[Any]]
 
 
-def read_joined(shares: Iterable[Share], tally: Tally, damage: Damage) -> list[Source]:
-    """Read every share; returns their arrays.
+def read_joined(
+    reads: Iterable[ArrayRead], tally: Tally, damage: Damage
+) -> list[Source]:
+    """Read selections of several arrays; returns the arrays.
 
     Raises
     ------
     LimitError, CorruptShardError, StoreError
         As for a read of one array.
     """
-    read: list[Source] = []
+    sources: list[Source] = []
     jobs: list[Job] = []
-    taken = 0.0
-    for source, wanted, outs in shares:
-        read.append(source)
-        selections = [one for one in wanted if not isinstance(one, Listed)]
-        is_listed = len(selections) < len(wanted)
-        share = 1.0 if is_listed else columns_share(source, selections)
-        if jobs and taken + share > 1:
+    taken_share = 0.0  # of the memory for columns, by `jobs`
+    for source, selections, outs in reads:
+        sources.append(source)
+        own_damage = damage.of_array(source.store.url, source.layout.inner_grid)
+        short = [s for s in selections if not isinstance(s, Listed)]
+        has_lists = len(short) < len(selections)
+        share = 1.0 if has_lists else columns_share(source, short)
+        if jobs and taken_share + share > 1:
             execute(jobs)
-            jobs, taken = [], 0.0
-        if is_listed or share > 1:
-            reader = partial(read_at_once, tally=tally, damage=_of(source, damage))
-            read_in_rounds(source, wanted, outs, reader)
+            jobs, taken_share = [], 0.0
+        if has_lists or share > 1:
+            reader = partial(read_at_once, tally=tally, damage=own_damage)
+            read_in_rounds(source, selections, outs, reader)
             continue
         with tally.stage("plan"):
-            mine = _of(source, damage)
-            jobs.append(host_job(source, selections, outs, tally, mine))
-        taken += share
+            jobs.append(host_job(source, short, outs, tally, own_damage))
+        taken_share += share
     execute(jobs)
-    return read
-
-
-def _of(source: Source, damage: Damage) -> Damage:
-    return damage.of_array(source.store.url, source.layout.inner_grid)
+    return sources

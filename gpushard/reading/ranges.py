@@ -25,7 +25,7 @@ from gpushard.fetching.locate import (
 from gpushard.fetching.pieces import cut_rows
 from gpushard.fetching.ranged import Located, RangedBlock
 from gpushard.placing.kept_rows import claim, find_kept, placing_tasks
-from gpushard.planning.blocks import Planned, ShardBlock
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.planning.spans import byte_spans
 from gpushard.selecting.selection import Ints
@@ -41,7 +41,7 @@ _LINE_NBYTES = 64
 _AHEAD_BATCHES = 2
 
 
-def range_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
+def range_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     """Work that reads a block: one piece for the missing, one per batch of requests.
 
     The indexes of the shards are read before the first piece of work is yielded.

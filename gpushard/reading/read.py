@@ -19,7 +19,7 @@ from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large
 from gpushard.fetching.job import Job, JobReader, rows_of
 from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
-from gpushard.planning.blocks import Planned
+from gpushard.planning.blocks import Block
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
 from gpushard.work_queue import Spawner, Task, Work
@@ -28,7 +28,7 @@ from gpushard.workers import StartedTasks, run_tasks
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-Changed = list[tuple[Job, Planned, set[str]]]
+Changed = list[tuple[Job, Block, set[str]]]
 """Blocks with objects that were replaced during the read, and the keys of these."""
 
 
@@ -140,7 +140,7 @@ def run(prepared: Prepared, started: StartedTasks | None = None) -> None:
             run_tasks(works, n_workers, most_nbytes)
 
 
-def _blocks_left(prepared: Prepared) -> list[tuple[Job, Iterator[Planned]]]:
+def _blocks_left(prepared: Prepared) -> list[tuple[Job, Iterator[Block]]]:
     """Blocks of each job that its reader, if any, has not read."""
     left = [
         (replace(job, seen=frozenset(reader.seen)), reader.left_over())
@@ -189,7 +189,7 @@ def _run_named(task: Task, job: Job) -> None:
 
 
 def _all_tasks(
-    blocks: Sequence[tuple[Job, Iterator[Planned]]],
+    blocks: Sequence[tuple[Job, Iterator[Block]]],
     n_workers: int,
     changed: Changed,
 ) -> Iterator[Work]:
@@ -205,28 +205,26 @@ def _all_tasks(
                         yield partial(_run, work, job, block, changed)
 
 
-def _tasks(
-    job: Job, block: Planned, n_workers: int, changed: Changed
-) -> Iterator[Work]:
+def _tasks(job: Job, block: Block, n_workers: int, changed: Changed) -> Iterator[Work]:
     job.tally.add(n_shards=len(block.shard_coords), n_inner_chunks=block.n_chunks)
     with _noting(job, block, changed):
         yield from _block_tasks(job, block, n_workers)
 
 
-def _spawn(work: Spawner, job: Job, block: Planned, changed: Changed) -> Sequence[Task]:
+def _spawn(work: Spawner, job: Job, block: Block, changed: Changed) -> Sequence[Task]:
     tasks: Sequence[Task] = ()
     with _noting(job, block, changed):
         tasks = work.spawn()
     return [partial(_run, task, job, block, changed) for task in tasks]
 
 
-def _run(task: Task, job: Job, block: Planned, changed: Changed) -> None:
+def _run(task: Task, job: Job, block: Block, changed: Changed) -> None:
     with _noting(job, block, changed):
         task()
 
 
 @contextmanager
-def _noting(job: Job, block: Planned, changed: Changed) -> Iterator[None]:
+def _noting(job: Job, block: Block, changed: Changed) -> Iterator[None]:
     """Note objects that were replaced; add the array to all other errors."""
     try:
         with _named(job):
@@ -235,9 +233,7 @@ def _noting(job: Job, block: Planned, changed: Changed) -> Iterator[None]:
         _note(job, block, changed, error)
 
 
-def _note(
-    job: Job, block: Planned, changed: Changed, error: ObjectChangedError
-) -> None:
+def _note(job: Job, block: Block, changed: Changed, error: ObjectChangedError) -> None:
     key = error.shard_key or ""
     for _, noted, keys in changed:
         if noted is block:
@@ -246,7 +242,7 @@ def _note(
     changed.append((job, block, {key}))
 
 
-def _block_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
+def _block_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     """Work that reads a block: whole shards where that is cheaper, ranges elsewhere."""
     whole = fetched_whole(job, block)
     if whole.any():

@@ -23,8 +23,8 @@ from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
 from gpushard.report import Tally
-from gpushard.selecting.patches import Taken
-from gpushard.selecting.selection import Listed, Orthogonal, Selection, Wanted
+from gpushard.selecting.patches import PlannableSelection
+from gpushard.selecting.selection import Listed, Orthogonal, ParsedSelection, Selection
 from gpushard.source import Source
 
 # From this size on the compiled loops read a single inner chunk faster than Python,
@@ -51,7 +51,7 @@ class ReadRequest(NamedTuple):
         What happens at damaged inner chunks.
     """
 
-    selections: Sequence[Wanted]
+    selections: Sequence[ParsedSelection]
     outs: Sequence[Any]
     dtype: np.dtype[Any]
     stream: Any = None
@@ -227,7 +227,7 @@ def _read_planned(
 
 def host_job(
     source: Source,
-    selections: Sequence[Taken],
+    selections: Sequence[PlannableSelection],
     outs: Sequence[NDArray[Any]],
     tally: Tally,
     damage: Damage = ENDS_READ,

@@ -21,9 +21,9 @@ from gpushard.selecting.selection import (
     IndexAxis,
     Listed,
     Orthogonal,
+    ParsedSelection,
     Selection,
     SliceAxis,
-    Wanted,
     laid_out,
 )
 from gpushard.source import Source
@@ -54,7 +54,7 @@ _AXES_SHARE = 4
 
 def read_in_rounds(
     source: Source,
-    wanted: Sequence[Wanted],
+    selections: Sequence[ParsedSelection],
     outs: Sequence[Any],
     read: Reader,
     tables_nbytes: int = 0,
@@ -73,30 +73,31 @@ def read_in_rounds(
         One selection has several index arrays, and those other than the longest take
         too much memory.
     """
-    if len(wanted) == 1 and not isinstance(wanted[0], Listed):
-        read(source, [wanted[0]], outs)
+    if len(selections) == 1 and not isinstance(selections[0], Listed):
+        read(source, [selections[0]], outs)
         return
     # Writing the first result must not change the indices of the next selection.
-    wanted = [laid_out(one) if _is_written(one, outs) else one for one in wanted]
-    for one in wanted:
-        _refuse_many_others(source, one)
-    room = source.options.memory_limit // 2
-    axes_room = source.options.bound_nbytes // _AXES_SHARE
-    together: list[tuple[Wanted, Any]] = []
-    held_nbytes = axes_nbytes = 0
-    for one, out in zip(wanted, outs, strict=True):
-        nbytes = _columns_nbytes(one, tables_nbytes)
-        if isinstance(one, Listed) and nbytes > room:
-            _read_cut(source, one, out, read, tables_nbytes)
+    selections = [laid_out(s) if _is_written(s, outs) else s for s in selections]
+    for selection in selections:
+        _refuse_many_others(source, selection)
+    most_nbytes = source.options.memory_limit // 2
+    most_axes_nbytes = source.options.bound_nbytes // _AXES_SHARE
+    together: list[tuple[ParsedSelection, Any]] = []
+    held_nbytes = held_axes_nbytes = 0
+    for selection, out in zip(selections, outs, strict=True):
+        nbytes = _columns_nbytes(selection, tables_nbytes)
+        if isinstance(selection, Listed) and nbytes > most_nbytes:
+            _read_cut(source, selection, out, read, tables_nbytes)
             continue
-        laid_nbytes = _axes_nbytes(source, one)
-        is_much = held_nbytes + nbytes > room or axes_nbytes + laid_nbytes > axes_room
+        axes_nbytes = _axes_nbytes(source, selection)
+        is_much = held_nbytes + nbytes > most_nbytes
+        is_much = is_much or held_axes_nbytes + axes_nbytes > most_axes_nbytes
         if together and is_much:
             _read_together(source, together, held_nbytes, read)
-            together, held_nbytes, axes_nbytes = [], 0, 0
-        together.append((one, out))
+            together, held_nbytes, held_axes_nbytes = [], 0, 0
+        together.append((selection, out))
         held_nbytes += nbytes
-        axes_nbytes += laid_nbytes
+        held_axes_nbytes += axes_nbytes
     if together:
         _read_together(source, together, held_nbytes, read)
 
@@ -107,19 +108,19 @@ def columns_share(source: Source, selections: Sequence[Selection]) -> float:
     The columns of selections with parts of up to 1 in total may be made together.
     """
     room = source.options.bound_nbytes // _AXES_SHARE
-    listed = sum(_columns_nbytes(one, 0) for one in selections)
-    return (listed + sum(_axes_nbytes(source, one) for one in selections)) / room
+    listed = sum(_columns_nbytes(s, 0) for s in selections)
+    return (listed + sum(_axes_nbytes(source, s) for s in selections)) / room
 
 
-def _refuse_many_others(source: Source, one: Wanted) -> None:
+def _refuse_many_others(source: Source, selection: ParsedSelection) -> None:
     """Refuse index arrays that are laid out whole and do not fit.
 
     Of several index arrays in one selection, all but the longest are laid out whole.
     The product of two that are refused here has 10**10 elements.
     """
-    if not isinstance(one, Listed) or one.around is None:
+    if not isinstance(selection, Listed) or selection.around is None:
         return
-    listed = (a.length for a in one.around.axes if isinstance(a, IndexAxis))
+    listed = (a.length for a in selection.around.axes if isinstance(a, IndexAxis))
     needed = _LAID_OUT_NBYTES * sum(listed)
     most = source.options.bound_nbytes // _OTHERS_SHARE
     if needed > most:
@@ -132,17 +133,22 @@ def _refuse_many_others(source: Source, one: Wanted) -> None:
         )
 
 
-def _is_written(one: Wanted, outs: Sequence[Any]) -> bool:
+def _is_written(selection: ParsedSelection, outs: Sequence[Any]) -> bool:
     """Whether an output shares memory with the index arrays or the mask."""
-    if not isinstance(one, Listed):
+    if not isinstance(selection, Listed):
         return False
-    return any(isinstance(o, np.ndarray) and one.listing.overlaps(o) for o in outs)
+    return any(
+        isinstance(o, np.ndarray) and selection.listing.overlaps(o) for o in outs
+    )
 
 
 def _read_together(
-    source: Source, pairs: Sequence[tuple[Wanted, Any]], nbytes: int, read: Reader
+    source: Source,
+    pairs: Sequence[tuple[ParsedSelection, Any]],
+    nbytes: int,
+    read: Reader,
 ) -> None:
-    selections = [laid_out(one) for one, _ in pairs]
+    selections = [laid_out(selection) for selection, _ in pairs]
     read(_beside(source, nbytes), selections, [out for _, out in pairs])
 
 
@@ -204,16 +210,20 @@ def _versions(
 ) -> Iterator[Hashable | None]:
     """Whether each object exists, with its version if the store tells one."""
     store = source.store
-    rest = iter([source.key(coordinate) for coordinate in objects])
-    while keys := list(islice(rest, _ASKED_OBJECTS)):
-        told = [store.current_version(key) for key in keys]
-        unknown = [k for k, (is_told, _) in zip(keys, told, strict=True) if not is_told]
-        asked = iter(store.read([ByteRequest(key, 0, 1) for key in unknown]))
-        for is_told, version in told:
-            answer = None if is_told else next(asked)
-            is_there = version is not None if is_told else answer is not None
-            known = version if answer is None else answer.version
-            yield (True, known) if is_there else _GONE
+    keys_left = iter([source.key(coordinate) for coordinate in objects])
+    while keys := list(islice(keys_left, _ASKED_OBJECTS)):
+        current = [store.current_version(key) for key in keys]
+        # The store cannot tell the others without a request.
+        unknown = [
+            k for k, (is_known, _) in zip(keys, current, strict=True) if not is_known
+        ]
+        answers = iter(store.read([ByteRequest(key, 0, 1) for key in unknown]))
+        for is_known, version in current:
+            if is_known:
+                yield _GONE if version is None else (True, version)
+            else:
+                answer = next(answers)
+                yield _GONE if answer is None else (True, answer.version)
 
 
 def _beside(source: Source, nbytes: int) -> Source:
@@ -225,24 +235,24 @@ def _beside(source: Source, nbytes: int) -> Source:
     return source.narrowed(max(1, limit - min(nbytes, limit // 2)), held_nbytes)
 
 
-def _columns_nbytes(wanted: Wanted, tables_nbytes: int) -> int:
+def _columns_nbytes(selection: ParsedSelection, tables_nbytes: int) -> int:
     """Memory of the columns over listed elements, and of the reader's tables."""
-    if isinstance(wanted, Listed):
-        each = _element_nbytes(wanted) + tables_nbytes
-        return each * wanted.listing.n_elements
-    if isinstance(wanted, Orthogonal):
-        listed = (a.length for a in wanted.axes if isinstance(a, IndexAxis))
+    if isinstance(selection, Listed):
+        each = _element_nbytes(selection) + tables_nbytes
+        return each * selection.listing.n_elements
+    if isinstance(selection, Orthogonal):
+        listed = (a.length for a in selection.axes if isinstance(a, IndexAxis))
         return (_ELEMENT_NBYTES + tables_nbytes) * sum(listed)
-    per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(wanted.coordinates)
-    return (per_point + tables_nbytes) * wanted.n_points
+    per_point = _POINT_NBYTES + _COORDINATE_NBYTES * len(selection.coordinates)
+    return (per_point + tables_nbytes) * selection.n_points
 
 
-def _axes_nbytes(source: Source, wanted: Wanted) -> int:
+def _axes_nbytes(source: Source, selection: ParsedSelection) -> int:
     """Memory of the slices of a selection, laid over the cells of their axes."""
-    if not isinstance(wanted, Orthogonal):
+    if not isinstance(selection, Orthogonal):
         return 0
     n_cells = 0
-    for taken, axis in zip(wanted.axes, source.layout.inner_axes, strict=True):
+    for taken, axis in zip(selection.axes, source.layout.inner_axes, strict=True):
         if isinstance(taken, SliceAxis):
             n_touched = taken.length * taken.step // max(1, axis.cell) + 2
             n_touched = min(taken.length, n_touched)

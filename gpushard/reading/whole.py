@@ -24,7 +24,7 @@ from gpushard.fetching.job import Job, rows_of
 from gpushard.memory.chunk_room import decode_in_turn, usual_stored
 from gpushard.memory.known import IndexCache
 from gpushard.memory.turns import turns
-from gpushard.planning.blocks import Planned
+from gpushard.planning.blocks import Block
 from gpushard.reading.ranges import range_tasks
 from gpushard.report import Tally
 from gpushard.source import Source
@@ -40,7 +40,7 @@ Coordinate = tuple[int, ...]
 _LITTLE_LESS = 7
 
 
-def fetched_whole(job: Job, block: Planned) -> NDArray[np.bool_]:
+def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
     """Which shards of a block are fetched whole: bool, shape (n_shards,)."""
     source = job.source
     n_shards = len(block.shard_coords)
@@ -76,7 +76,7 @@ def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
     return n_chunks
 
 
-def whole_tasks(job: Job, block: Planned, n_workers: int) -> Iterator[Work]:
+def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     """Work that reads the shards of a block, as many at a time as make a batch."""
     n_shards = len(block.shard_coords)
     first_shard = (0,) * job.source.layout.ndim
@@ -128,7 +128,7 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
     return ObjectCodecs(layout.object_codecs).encoded_limit(limit)
 
 
-def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
+def _read_whole(job: Job, block: Block, n_workers: int) -> Sequence[Task]:
     """Fetch the shards of a block; return tasks that read the block from them."""
     answers, is_large = _fetch(job, block, is_usual=True)
     layout = job.source.layout
@@ -149,7 +149,7 @@ def _read_whole(job: Job, block: Planned, n_workers: int) -> Sequence[Task]:
 
 
 def _fetch(
-    job: Job, block: Planned, *, is_usual: bool
+    job: Job, block: Block, *, is_usual: bool
 ) -> tuple[list[Fetched | None], NDArray[np.bool_]]:
     """The objects of a block, and which of them are larger than expected.
 
@@ -240,7 +240,7 @@ class _HeldTally(Tally):
 
 
 def _reading(
-    job: Job, block: Planned, answers: Sequence[Fetched | None], n_workers: int
+    job: Job, block: Block, answers: Sequence[Fetched | None], n_workers: int
 ) -> Sequence[Task]:
     """Tasks that read a block from its fetched objects."""
     source = job.source

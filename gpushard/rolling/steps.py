@@ -21,7 +21,7 @@ from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
 from gpushard.rolling.window import Coordinate, Window
 from gpushard.selecting.expressions import basic
-from gpushard.selecting.selection import Wanted
+from gpushard.selecting.selection import ParsedSelection
 from gpushard.source import Source
 from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes
@@ -67,7 +67,7 @@ class Steps:
         self,
         window: Window,
         values: Any,
-        selection: Wanted | None = None,
+        selection: ParsedSelection | None = None,
         claimed: str | None = None,
     ) -> None:
         """Write `values` to `window`, or to a selection of it, wherever the array is.

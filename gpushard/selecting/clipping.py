@@ -14,13 +14,15 @@ from gpushard.selecting.selection import (
     Ints,
     Listed,
     Orthogonal,
+    ParsedSelection,
     Points,
     Selection,
-    Wanted,
 )
 
 
-def shares_of(wanted: Wanted, axis: int, starts: Ints) -> Iterator[Wanted | None]:
+def shares_of(
+    wanted: ParsedSelection, axis: int, starts: Ints
+) -> Iterator[ParsedSelection | None]:
     """Selection of each array; None for an array without a selected element.
 
     `wanted` is of all arrays as one. They are joined along `axis`, where each begins,

@@ -29,9 +29,9 @@ from gpushard.selecting.selection import (
     AxisSelection,
     Listed,
     Orthogonal,
+    ParsedSelection,
     Points,
     SliceAxis,
-    Wanted,
     crossed,
     whole_axes,
 )
@@ -39,7 +39,7 @@ from gpushard.selecting.selection import (
 Shape = tuple[int, ...]
 
 
-def basic(key: Any, shape: Shape) -> Wanted:
+def basic(key: Any, shape: Shape) -> ParsedSelection:
     """Selection of ``a[key]`` for an array of `shape`, with NumPy's result shape.
 
     Integers, slices with any step, ellipsis and new axes; one boolean array of the
@@ -289,7 +289,7 @@ def _is_structural(item: Any) -> bool:
     return item is None or item is Ellipsis or isinstance(item, slice)
 
 
-def _advanced(items: tuple[Any, ...], shape: Shape) -> Wanted:
+def _advanced(items: tuple[Any, ...], shape: Shape) -> ParsedSelection:
     """Selection of ``a[key]`` where the key has more than integers and slices."""
     items = tuple(_plain(item) for item in items)
     advanced = [k for k, i in enumerate(items) if not _is_structural(i)]

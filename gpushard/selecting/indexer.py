@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.selecting.selection import Wanted
+from gpushard.selecting.selection import ParsedSelection
 
-Parse = Callable[[Any, tuple[int, ...]], Wanted]
+Parse = Callable[[Any, tuple[int, ...]], ParsedSelection]
 """A key, and the shape of an array -> a selection."""
 
 
@@ -37,7 +37,7 @@ class Indexer:
         self._write(key, value)
 
 
-def as_numpy_would(result: Any, selection: Wanted) -> Any:
+def as_numpy_would(result: Any, selection: ParsedSelection) -> Any:
     """Result of a read; a scalar where NumPy's rules return one."""
     # Only the host has scalars; results on a device stay 0-d arrays.
     return result[()] if selection.scalar and _is_on_host(result) else result

@@ -67,11 +67,13 @@ class Patches:
         return Patches(n, first, length, out_first, self.shape)
 
 
-Taken = Selection | Patches
-"""What a read is planned of."""
+PlannableSelection = Selection | Patches
+"""The kinds of selection that a read can be planned of."""
 
 
-def parts_of(taken: Taken, axis: int, starts: Ints) -> Iterator[Taken | None]:
+def parts_of(
+    taken: PlannableSelection, axis: int, starts: Ints
+) -> Iterator[PlannableSelection | None]:
     """What is taken of each array of a concatenation; as `clipping.shares_of`."""
     for start, stop in pairwise(starts.tolist()):
         if isinstance(taken, Patches):

@@ -174,11 +174,11 @@ class Listed(NamedTuple):
         return self.around._replace(axes=tuple(axes))
 
 
-Wanted = Selection | Listed
+ParsedSelection = Selection | Listed
 """The kinds of selection that an index expression can become."""
 
 
-def laid_out(wanted: Wanted) -> Selection:
+def laid_out(wanted: ParsedSelection) -> Selection:
     """Selection with columns over all its elements."""
     if not isinstance(wanted, Listed):
         return wanted
@@ -223,6 +223,6 @@ def whole(shape: tuple[int, ...]) -> Orthogonal:
     return Orthogonal(whole_axes(shape), shape)
 
 
-def n_elements(selection: Wanted) -> int:
+def n_elements(selection: ParsedSelection) -> int:
     """Number of elements in the result of `selection`."""
     return prod(selection.shape)

@@ -18,7 +18,13 @@ from gpushard.errors import (
 )
 from gpushard.options import MIB
 from gpushard.reading.whole import largest_object
-from gpushard.selecting.selection import Listed, Orthogonal, Selection, Wanted, laid_out
+from gpushard.selecting.selection import (
+    Listed,
+    Orthogonal,
+    ParsedSelection,
+    Selection,
+    laid_out,
+)
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
@@ -48,7 +54,7 @@ _WAITING_NBYTES, _WAITING_FILES_NBYTES = 16 * MIB, MIB
 
 def assign(
     source: Source,
-    selection: Wanted,
+    selection: ParsedSelection,
     value: Any,
     writer: Writer | None = None,
     device: Device | None = None,
@@ -82,7 +88,7 @@ def assign(
 
 
 def _cells_and_values(
-    source: Source, selection: Wanted, value: Any, device: Device | None
+    source: Source, selection: ParsedSelection, value: Any, device: Device | None
 ) -> tuple[Iterator[tuple[Cell, Part]], NDArray[Any] | DeviceValues]:
     """Stored objects to write, each with its part, and the values of all parts."""
     # The host encodes listed elements, wherever their values lie.

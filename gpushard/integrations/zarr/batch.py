@@ -32,9 +32,9 @@ from gpushard.selecting.selection import (
     IndexAxis,
     Listed,
     Orthogonal,
+    ParsedSelection,
     Points,
     SliceAxis,
-    Wanted,
     crossed,
 )
 
@@ -44,7 +44,7 @@ def selection_of(
     axes: Sequence[GridAxis],
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
-) -> Wanted:
+) -> ParsedSelection:
     """Selection of everything that `entries` want, each of a different chunk.
 
     The output has the shape `out_shape`, and lacks the axes `drop_axes` in addition to
@@ -72,7 +72,7 @@ def selection_of(
     return Orthogonal(tuple(laid), out_shape)
 
 
-def extent_of(selection: Wanted) -> tuple[int, ...]:
+def extent_of(selection: ParsedSelection) -> tuple[int, ...]:
     """Shape of the smallest array that has all elements of a selection."""
     if isinstance(selection, Points):
         return tuple(int(c.max(initial=-1)) + 1 for c in selection.coordinates)

@@ -16,7 +16,7 @@ from gpushard.integrations.zarr.pieces import Entry, grown_irregularly
 from gpushard.layout import GridAxis
 from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.report import Tally
-from gpushard.selecting.selection import Wanted
+from gpushard.selecting.selection import ParsedSelection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 
@@ -84,7 +84,7 @@ def _check_dtype(layout: ArrayLayout, dtype: np.dtype[Any]) -> None:
 
 
 def _read_into(
-    source: Source, selection: Wanted, array: Any, tally: Tally | None
+    source: Source, selection: ParsedSelection, array: Any, tally: Tally | None
 ) -> None:
     request = ReadRequest([selection], [array], source.layout.dtype, tally=tally)
     if not hasattr(array, "__cuda_array_interface__"):
