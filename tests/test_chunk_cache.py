@@ -302,11 +302,11 @@ def test_threads_that_keep_and_find_see_only_what_keys_say():
 
 def test_while_there_is_room_every_inner_chunk_is_wanted():
     cache = ChunkCache(2 * NBYTES, NBYTES)
-    assert cache.wants(3)
+    assert cache.should_keep(3)
     kept(cache, 3)
-    assert cache.wants(4)
+    assert cache.should_keep(4)
     kept(cache, 4)
-    assert not cache.wants(5)
+    assert not cache.should_keep(5)
 
 
 def full_cache() -> ChunkCache:
@@ -317,13 +317,13 @@ def full_cache() -> ChunkCache:
 
 def test_without_room_only_what_was_missed_before_is_wanted():
     cache = full_cache()
-    asked = [cache.wants(key) for key in (3, 4, 3, 4, 5, 3)]
+    asked = [cache.should_keep(key) for key in (3, 4, 3, 4, 5, 3)]
     assert asked == [False, False, True, True, False, True]
 
 
 def test_a_cache_that_was_asked_for_keeps_all_that_reads_of_several_have_missed():
     cache = full_cache()
-    wanted = cache.wanted(np.array([3, 4]))
+    wanted = cache.keys_to_keep(np.array([3, 4]))
     assert wanted is not None
     assert wanted.tolist() == [3, 4]
 
@@ -343,17 +343,17 @@ def test_what_is_dropped_while_it_is_looked_for_is_not_found():
 def test_missed_keys_are_as_few_as_there_is_room_for_inner_chunks():
     cache = full_cache()
     for key in range(300, 1300):
-        assert not cache.wants(key)
+        assert not cache.should_keep(key)
         assert len(cache._missed) <= 11
-    assert [cache.wants(key) for key in (1299, 1295, 1280)] == [True, True, False]
+    assert [cache.should_keep(key) for key in (1299, 1295, 1280)] == [True, True, False]
 
 
 def test_what_was_missed_is_forgotten_with_all_else():
     cache = full_cache()
-    cache.wants(3)
+    cache.should_keep(3)
     cache.clear()
     kept(cache, *range(10))
-    assert not cache.wants(3)
+    assert not cache.should_keep(3)
 
 
 def test_what_was_let_go_is_counted_off_though_nothing_new_is_kept():
@@ -361,4 +361,4 @@ def test_what_was_let_go_is_counted_off_though_nothing_new_is_kept():
     kept(cache, 3)
     for _ in range(1000):
         assert found(cache, 3) == [3]
-    assert len(cache._room.let_go) <= chunk_cache._MOST_LEFT + 1
+    assert len(cache._slots.let_go) <= chunk_cache._MOST_LEFT + 1

@@ -12,7 +12,7 @@ import pytest
 from gpushard.memory import chunk_slots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_share import ChunkShare
-from gpushard.memory.misses import PART, WHOLE, Misses
+from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE, Misses
 from held_alone import held_by_another_thread
 
 NBYTES = 64
@@ -53,47 +53,50 @@ def test_memory_that_a_cache_would_add_is_what_it_adds(n_most):
 
 def test_what_was_missed_once_is_wanted_when_it_is_missed_again():
     cache = sparing(ChunkShare(8 * NBYTES))
-    assert [cache.wants(key) for key in (3, 4, 3, 4, 5)] == [False] * 2 + [True] * 2 + [
-        False
-    ]
+    assert [cache.should_keep(key) for key in (3, 4, 3, 4, 5)] == [False] * 2 + [
+        True
+    ] * 2 + [False]
     assert cache.held_nbytes == 0
 
 
 def test_what_is_read_in_part_is_wanted_when_parts_have_cost_as_much_as_all_of_it():
     cache = sparing(ChunkShare(8 * NBYTES))
-    n_parts = WHOLE // PART
-    asked = [cache.wants(3, PART) for _ in range(n_parts + 1)]
+    n_parts = SPENT_WHOLE // SPENT_PART
+    asked = [cache.should_keep(3, SPENT_PART) for _ in range(n_parts + 1)]
     assert asked == [False] * n_parts + [True]
 
 
 def test_a_read_that_takes_an_inner_chunk_twice_has_missed_it_once():
     cache = sparing(ChunkShare(8 * NBYTES))
-    assert cache.wanted(np.array([7, 7, -5])) is None
-    wanted = cache.wanted(np.array([7, 8, 7]))
+    assert cache.keys_to_keep(np.array([7, 7, -5])) is None
+    wanted = cache.keys_to_keep(np.array([7, 8, 7]))
     assert wanted is not None
     assert wanted.tolist() == [7, -1, 7]
 
 
 def test_a_read_is_back_where_it_has_begun_before():
     cache = sparing(ChunkShare(8 * NBYTES))
-    assert [cache.is_back(key, 2) for key in (1, 3, 1, 2)] == [
+    assert [cache.is_repeated(key, 2) for key in (1, 3, 1, 2)] == [
         False,
         False,
         True,
         False,
     ]
-    assert [cache.is_back(5, 2, PART) for _ in range(WHOLE // PART + 1)] == [
-        *[False] * (WHOLE // PART),
+    assert [
+        cache.is_repeated(5, 2, SPENT_PART)
+        for _ in range(SPENT_WHOLE // SPENT_PART + 1)
+    ] == [
+        *[False] * (SPENT_WHOLE // SPENT_PART),
         True,
     ]
     kept(cache, 9)
-    assert cache.is_back(9, 2)
+    assert cache.is_repeated(9, 2)
 
 
 def test_a_read_of_several_is_remembered_for_as_long_as_all_of_them_would_be():
     misses = Misses(16)
     for key in range(100):
-        misses.add(key, WHOLE, 4)
+        misses.add(key, SPENT_WHOLE, 4)
         assert len(misses) <= 10
     assert all(misses.add(key, 0, 4) for key in range(96, 100))
     assert not misses.add(89, 0, 4)
@@ -102,7 +105,7 @@ def test_a_read_of_several_is_remembered_for_as_long_as_all_of_them_would_be():
 def test_what_was_missed_too_long_ago_is_forgotten():
     misses = Misses(4)
     for key in range(100):
-        misses.add(key, WHOLE)
+        misses.add(key, SPENT_WHOLE)
         assert len(misses) <= 9
     assert all(misses.add(key, 0) for key in range(96, 100))
     assert not misses.add(80, 0)
@@ -230,7 +233,7 @@ def test_threads_stay_under_the_bound_and_see_what_keys_say():
 
     def watched(self, n_most):  # the lock of the share is held here
         done = grow(self, n_most)
-        seen.append(sum(room.nbytes for room in share._rooms))
+        seen.append(sum(slots.nbytes for slots in share._all_slots))
         return done
 
     def work(seed: int) -> None:

@@ -34,7 +34,7 @@ from gpushard.devices.placement import Rates
 from gpushard.devices.relayed import BufferSet, Pieces, RelayState
 from gpushard.fused import choice, libraries
 from gpushard.fused.libraries import new_mutex
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.options import MIB
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole

@@ -28,7 +28,7 @@ from fused_cases import (
 )
 from gpushard.fused import choice, libraries, runner
 from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE, Decoder
-from gpushard.fused.room import Room
+from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits, held
@@ -52,7 +52,7 @@ def without(monkeypatch):
             monkeypatch.setattr(libraries, f"_{name}", lambda _: None)
         libraries.find_library.cache_clear()
 
-    monkeypatch.setattr(runner, "_room", Room())
+    monkeypatch.setattr(runner, "_memory", ThreadMemory())
     yield remove
     monkeypatch.undo()
     libraries.find_library.cache_clear()

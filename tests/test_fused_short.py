@@ -26,7 +26,7 @@ from fused_cases import (
 )
 from gpushard.fused import choice, laid, loading, one_call
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.room import Buffer, Room, address_of
+from gpushard.fused.thread_memory import Buffer, ThreadMemory, address_of
 from gpushard.reading import results
 from guarded_planning import guarded_planning
 from selection_strategies import (
@@ -334,7 +334,7 @@ def test_planning_stays_within_its_room(stored_volume, data):
 def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
     key = data.draw(orthogonal_keys(VOLUME.shape))
     guarded = []
-    plain = Room.buffer
+    plain = ThreadMemory.buffer
 
     def buffer(self, use, nbytes, *, keeps=True):
         if use != "plan":
@@ -344,7 +344,7 @@ def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
 
     a = gpushard.open_array(stored_volume, options=SHORT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Room, "buffer", buffer)
+        patch.setattr(ThreadMemory, "buffer", buffer)
         for module in (laid, one_call):  # as many as a key may take at the most
             patch.setattr(module, "MOST_BOXES", 60)
             patch.setattr(module, "MOST_SHARDS", 12)

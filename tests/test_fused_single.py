@@ -21,8 +21,8 @@ from gpushard.fused import choice, runner
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import loops_for
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.room import Room
 from gpushard.fused.runner import BoxPlacer
+from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
@@ -263,8 +263,8 @@ def noise(root: Path, chain: list[Any]) -> gpushard.Array:
 def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     before = reader_of(array).call._local.words.box
-    held = runner._room.held  # so that no other memory gets its addresses
-    runner._room._kept.clear()  # as if this thread had read little so far
+    held = runner._memory.held  # so that no other memory gets its addresses
+    runner._memory._kept.clear()  # as if this thread had read little so far
     larger = noise(tmp_path / "larger", [ZSTD])
     assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
@@ -276,8 +276,8 @@ def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
 def test_memory_that_moves_while_a_read_begins_is_not_used(array, monkeypatch):
     """A signal's handler may read an array with larger inner chunks."""
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    room, moves, words = runner._room, [True], []
-    plain: Any = Room.held
+    memory, moves, words = runner._memory, [True], []
+    plain: Any = ThreadMemory.held
     run = reader_of(array).call._run
 
     def held(self):
@@ -291,11 +291,11 @@ def test_memory_that_moves_while_a_read_begins_is_not_used(array, monkeypatch):
         words.extend(np.frombuffer(some, np.int64).tolist())
         return run(some)
 
-    monkeypatch.setattr(Room, "held", property(held))
+    monkeypatch.setattr(ThreadMemory, "held", property(held))
     monkeypatch.setattr(reader_of(array).call, "_run", spied)
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     assert not moves
-    assert room._kept["window"].address in words
+    assert memory._kept["window"].address in words
 
 
 def test_memory_that_moves_while_words_are_packed_is_not_used(array, monkeypatch):
@@ -306,19 +306,19 @@ def test_memory_that_moves_while_words_are_packed_is_not_used(array, monkeypatch
         found = plain(*args)
         if moves:
             moves.clear()
-            room.buffer("window", 2 * room.buffer("window", 1).nbytes)
+            memory.buffer("window", 2 * memory.buffer("window", 1).nbytes)
         return found
 
     def spied(some):
         words.extend(np.frombuffer(some, np.int64).tolist())
         return run(some)
 
-    monkeypatch.setattr(runner, "_room", room := Room())
+    monkeypatch.setattr(runner, "_memory", memory := ThreadMemory())
     monkeypatch.setattr(BoxPlacer, "ready", ready)
     monkeypatch.setattr(call, "_run", spied)
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     assert not moves
-    assert room._kept["window"].address in words
+    assert memory._kept["window"].address in words
 
 
 def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypatch):
@@ -329,13 +329,13 @@ def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypat
     assert loops is not None
     with monkeypatch.context() as patch:
         patch.setitem(vars(array.source.room), "is_crowded", True)
-        patch.setattr("gpushard.fused.room.WINDOW_NBYTES", 0)
-        patch.setattr(runner, "_room", room := Room())
+        patch.setattr("gpushard.fused.thread_memory.WINDOW_NBYTES", 0)
+        patch.setattr(runner, "_memory", memory := ThreadMemory())
         call: Any = OneCall(array.source, chain, loops, 0)
         words, held = call._words_here()
     found = set(np.frombuffer(words.box, np.int64).tolist())
     assert {buffer.address for buffer in held} <= found | {words.memory}
-    assert set(room._kept) == {"window", "scratch", "staging", "plan"}
+    assert set(memory._kept) == {"window", "scratch", "staging", "plan"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from gpushard import Options
 from gpushard.fused import choice
 from gpushard.memory import chunk_share
 from gpushard.memory.chunk_cache import ChunkCache
-from gpushard.memory.misses import PART, WHOLE
+from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB, MIB
 from gpushard.stores import handles
 from test_kept_chunks import settle
@@ -83,8 +83,8 @@ def test_the_second_read_keeps_and_the_third_finds(tmp_path, options, key, n):
 @pytest.mark.parametrize(
     ("key", "n_reads"),
     [
-        (np.s_[5, 250:260], WHOLE // PART + 1),
-        (np.s_[100:355, 250:260], WHOLE // PART + 1),
+        (np.s_[5, 250:260], SPENT_WHOLE // SPENT_PART + 1),
+        (np.s_[100:355, 250:260], SPENT_WHOLE // SPENT_PART + 1),
         (np.s_[100:360, 250:260], 2),
         (np.s_[::300, 250:260], 2),  # whatever lies between is decoded, too
     ],

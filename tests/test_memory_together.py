@@ -14,7 +14,7 @@ import pytest
 from asked_store import AskedStore, put
 from asked_store import opened as asked
 from gpushard.codecs.zstd import ZstdCodec
-from gpushard.fused.room import Room
+from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.memory import chunk_room, freed
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import KIB, MIB
@@ -191,7 +191,7 @@ def test_by_default_nothing_is_given_back(tmp_path):
 
 
 def test_threads_keep_no_large_room_where_there_is_little_memory():
-    kept, room = Room(), Room()
+    kept, room = ThreadMemory(), ThreadMemory()
     assert kept.buffer("scratch", MIB).address == kept.buffer("scratch", MIB).address
     room.buffer("scratch", MIB, keeps=False)
     assert room.buffer("scratch", 64, keeps=False).nbytes < MIB

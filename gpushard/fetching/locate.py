@@ -108,13 +108,13 @@ def refuse_stale(
     StoreError
         The store failed.
     """
-    is_silent = np.zeros(len(found), bool)
-    is_silent[block.shard[missing]] = True
-    is_silent[block.shard[~missing]] = False
+    is_all_missing = np.zeros(len(found), bool)
+    is_all_missing[block.shard[missing]] = True
+    is_all_missing[block.shard[~missing]] = False
     coordinates = block.shard_coords
     kept = (
         (job.source.key(tuple(coordinates[s].tolist())), known)
-        for s in np.flatnonzero(is_silent).tolist()
+        for s in np.flatnonzero(is_all_missing).tolist()
         if isinstance(known := found[s], KnownIndex)
     )
     job.tally.add(n_index_requests=refuse_replaced(job.source, kept, began_at_s))

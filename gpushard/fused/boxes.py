@@ -29,7 +29,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.patches import PatchLanding, cut_patches
 from gpushard.fused.points import PointLanding, cut_points, is_flat
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.placing.scatter import GridTarget
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart

@@ -35,11 +35,11 @@ from gpushard.fused.files import (
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import ChunkUse, KeptBoxes, are_kept_at_once, kept_boxes
-from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import ENOUGH, WHOLE
+from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE
 from gpushard.planning import blocks
 from gpushard.planning.blocks import Block
 from gpushard.selecting.selection import Ints
@@ -79,7 +79,7 @@ class DirectRead:
         self._part = landing.part
         source = job.source
         self._cells = cells
-        self._taken = ChunkUse(prod(landing.extents), _reach_of(cells, runner, landing))
+        self._use = ChunkUse(prod(landing.extents), _reach_of(cells, runner, landing))
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
@@ -136,8 +136,8 @@ class DirectRead:
         cell = _columns_at(_first_cells(self._cells), at)
         n_wanted, source = self._job.plan.n_chunks, self._job.source
         chunk_us = self._runner.chain.chunk_us
-        is_at_once = are_kept_at_once(source, self._taken, n_wanted, chunk_us)
-        weight = ENOUGH if is_at_once else WHOLE
+        is_at_once = are_kept_at_once(source, self._use, n_wanted, chunk_us)
+        weight = SPENT_ENOUGH if is_at_once else SPENT_WHOLE
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
             kept = kept_boxes(source, boxes, known, bounds[1:], n_wanted, weight)

@@ -28,9 +28,9 @@ from gpushard.fused.columns import (
     SOURCE,
     Opener,
 )
-from gpushard.fused.room import WINDOW_NBYTES
 from gpushard.fused.runner import BoxPlacer, BoxRunner
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import WINDOW_NBYTES
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import Ints

@@ -28,7 +28,7 @@ from gpushard.fused.laid import Mesh, Scattered
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import ENOUGH, PART, WHOLE
+from gpushard.memory.misses import SPENT_ENOUGH, SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB
 from gpushard.placing.keeping import (
     NO_KEY,
@@ -41,15 +41,16 @@ from gpushard.planning.index import PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
-# Reads that take so long look for each of their inner chunks, and so do those of inner
-# chunks that take so long each.
+# Reads that take at least this long look up each of their inner chunks, and so do reads
+# of inner chunks of which each takes at least this long.
 _LONG_US, _LONG_CHUNK_US = 4000, 500
-# Reads that take less are one call of the loops, and gain little from smaller ones.
+# Shorter reads are one call of the loops. They gain little from inner chunks that are
+# smaller than this.
 _CALL_US, _LEAST_CALLED_NBYTES = 800, 64 * KIB
 
 
 class ChunkUse(NamedTuple):
-    """What a read takes of inner chunks.
+    """How much of its inner chunks a read takes.
 
     Attributes
     ----------
@@ -63,10 +64,10 @@ class ChunkUse(NamedTuple):
     reach_nbytes: int
 
     def weight_in(self, source: Source) -> int:
-        """What the read spends on each inner chunk: `WHOLE`, or `PART`."""
+        """What the read spends on each inner chunk: `SPENT_WHOLE`, or `SPENT_PART`."""
         decodes_any = source.range_strides is not None
         is_part = decodes_any and 4 * self.reach_nbytes <= source.chunk_nbytes
-        return PART if is_part else WHOLE
+        return SPENT_PART if is_part else SPENT_WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def kept_boxes(
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
-    weight: int | None = WHOLE,
+    weight: int | None = SPENT_WHOLE,
 ) -> KeptBoxes | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
@@ -139,7 +140,7 @@ def kept_boxes(
         return None
     may_drop = fits(source, n_wanted)
     # Larger reads keep as much as there is room for, but are not remembered.
-    keeps = may_drop or not cache.is_sparing or weight >= ENOUGH
+    keeps = may_drop or not cache.is_sparing or weight >= SPENT_ENOUGH
     if not (keeps or len(cache)):
         return None
     n_boxes = ends.copy()
@@ -152,25 +153,25 @@ def kept_boxes(
 
 
 def are_kept_at_once(
-    source: Source, taken: ChunkUse, n_chunks: int, chunk_us: float
+    source: Source, use: ChunkUse, n_chunks: int, chunk_us: float
 ) -> bool:
-    """Whether a read keeps all inner chunks that it decodes, although none is back.
+    """Whether a read keeps all inner chunks that it decodes, although it is the first.
 
-    Whoever takes only a part of inner chunks often takes the rest of them next, as
-    neighbours do, or comes back. Where decoding them takes long, and decodes them
-    whole anyway, they are kept at once.
+    A read that takes only a part of inner chunks is often followed by one that takes
+    other parts of them, or the same again. If decoding takes long, and decodes whole
+    inner chunks anyway, they are kept at once.
 
     Parameters
     ----------
-    taken, n_chunks
-        What the read takes of how many inner chunks.
+    use, n_chunks
+        How much the read takes of its inner chunks, and how many there are.
     chunk_us
         Time that it takes to decode an inner chunk.
     """
     return (
         _is_long(n_chunks, chunk_us)
-        and taken.weight_in(source) == WHOLE
-        and takes_part(source, taken.n_elements, n_chunks)
+        and use.weight_in(source) == SPENT_WHOLE
+        and takes_part(source, use.n_elements, n_chunks)
     )
 
 
@@ -187,8 +188,8 @@ def short_weight(
 ) -> int | None:
     """What a read spends on each inner chunk; None if it does without the cache.
 
-    To look for each inner chunk takes a tenth of a millisecond. So a read that takes
-    little time is known by its first inner chunk.
+    Looking up every inner chunk takes a tenth of a millisecond. So a short read is
+    recognised by its first inner chunk alone.
 
     Parameters
     ----------
@@ -205,25 +206,25 @@ def short_weight(
     if cache is None:
         return None
     if isinstance(wanted, Scattered) or not cache.is_sparing:
-        return WHOLE
-    n_chunks, taken = wanted.n_most, ChunkUse(n_elements, _reach_of(wanted))
-    weight = taken.weight_in(source)
-    if are_kept_at_once(source, taken, n_chunks, chunk_us):
-        return ENOUGH
+        return SPENT_WHOLE
+    n_chunks, use = wanted.n_most, ChunkUse(n_elements, _reach_of(wanted))
+    weight = use.weight_in(source)
+    if are_kept_at_once(source, use, n_chunks, chunk_us):
+        return SPENT_ENOUGH
     if not _is_long(n_chunks, chunk_us):
-        is_back = _is_back(source, wanted, known, chunk_us, weight)
-        return ENOUGH if is_back else None
+        is_repeated = _is_repeated(source, wanted, known, chunk_us, weight)
+        return SPENT_ENOUGH if is_repeated else None
     return weight if fits(source, n_chunks) or len(cache) else None
 
 
-def _is_back(
+def _is_repeated(
     source: Source,
     wanted: Mesh,
     known: KnownIndex | None,
     chunk_us: float,
     weight: int,
 ) -> bool:
-    """Whether a read that takes little time was lately at its first inner chunk."""
+    """Whether a short read repeats a recent one, judged by its first inner chunk."""
     cache, n_chunks = source.chunks, wanted.n_most
     is_little = n_chunks * chunk_us < _CALL_US
     is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and is_little
@@ -233,7 +234,7 @@ def _is_back(
     is_there = known.index.state.item(wanted.entry) == PRESENT
     if not (is_there and fits(source, n_chunks)):
         return False
-    return cache.is_back(first + wanted.entry, n_chunks, weight)
+    return cache.is_repeated(first + wanted.entry, n_chunks, weight)
 
 
 def _reach_of(wanted: Mesh) -> int:
@@ -265,7 +266,7 @@ def _mark_claimed(
 ) -> KeptBoxes:
     """Have other inner chunks decoded to where they stay, as many as are to be kept."""
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    wanted = kept.cache.wanted(new, weight)
+    wanted = kept.cache.keys_to_keep(new, weight)
     if wanted is None:
         return kept
     claimed = kept.cache.claim(wanted, may_drop=may_drop)

@@ -39,8 +39,8 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.libraries import thread_calls, usleep_address
-from gpushard.fused.room import address_of
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import address_of
 from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)

@@ -15,7 +15,7 @@ from gpushard.fused.columns import (
     PART,
     TARGET,
 )
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.planning.patches import PatchPart
 from gpushard.selecting.patches import entries_of
 from gpushard.selecting.selection import Ints

@@ -21,7 +21,7 @@ from gpushard.fused.columns import (
     PART,
     TARGET,
 )
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.planning.points import PointPart
 from gpushard.planning.spans import between, extremes_of
 from gpushard.selecting.selection import Ints

@@ -23,8 +23,8 @@ from gpushard.fused.columns import (
     Planned,
 )
 from gpushard.fused.libraries import Library
-from gpushard.fused.room import Buffer, Room, address_of
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import Buffer, ThreadMemory, address_of
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.blocks import ShardBlock
@@ -34,7 +34,7 @@ from gpushard.source import Source
 if TYPE_CHECKING:
     from gpushard.fused.loading import Compiled
 
-_room = Room()
+_memory = ThreadMemory()
 
 Bools = NDArray[np.bool_]
 
@@ -151,11 +151,11 @@ class BoxPlacer:
         ready = self._ready(widest, window_nbytes, not self._chunk_room.is_crowded)
         if ready is not None:
             compiled = self._loops.compiled
-            at = columns, self._strides, _room.work, is_placed
+            at = columns, self._strides, _memory.work, is_placed
             if opener is None or shares is None:
                 compiled.place_boxes(ready.decoder, *at, shares)
             else:
-                status = _room.buffer("status", 2 * STATUS_NBYTES).address
+                status = _memory.buffer("status", 2 * STATUS_NBYTES).address
                 how = ready.decoder, opener._replace(status=status)
                 compiled.place_objects(how, *at, shares)
         elif shares is not None:
@@ -165,12 +165,12 @@ class BoxPlacer:
     @property
     def n_made(self) -> int:
         """Number that changes when this thread's memory moves."""
-        return _room.n_made
+        return _memory.n_made
 
     @property
     def held(self) -> tuple[Buffer, ...]:
         """Memory of the thread, which stays where it is as long as this is held."""
-        return _room.held
+        return _memory.held
 
     def ready(
         self, window_nbytes: int, memory_nbytes: int
@@ -179,15 +179,15 @@ class BoxPlacer:
 
         Returns
         -------
-        The decoder, the address of `Room.work`, and the address of `memory_nbytes` of
-        memory; None if the thread gets no context. The thread keeps all of this memory,
-        because it is at most 4 MiB for each use.
+        The decoder, the address of `ThreadMemory.work`, and the address of memory of
+        `memory_nbytes` bytes; None if the thread gets no context. The thread keeps all
+        of this memory, because it is at most 4 MiB for each use.
         """
         ready = self._ready(window_nbytes, window_nbytes, keeps=True)
         if ready is None:
             return None
-        memory = _room.buffer("plan", memory_nbytes).address
-        return ready.decoder, address_of(_room.work), memory
+        memory = _memory.buffer("plan", memory_nbytes).address
+        return ready.decoder, address_of(_memory.work), memory
 
     def _ready(self, widest: int, window_nbytes: int, keeps: bool) -> _Ready | None:
         """What the loops need; None if this thread gets no context.
@@ -196,7 +196,7 @@ class BoxPlacer:
         the thread may keep large memory.
         """
         chain, library = self.chain, self._loops.library
-        context = _room.context(library)
+        context = _memory.context(library)
         if library.function and not context:
             return None
         # This object holds the memory: the loops have only addresses.
@@ -206,12 +206,12 @@ class BoxPlacer:
         if not keeps:
             taken = window_nbytes + chain.chunk_nbytes + widest + planes_nbytes
             self._chunk_room.note_taken(taken)
-        window = _room.buffer("window", window_nbytes, keeps=keeps)
-        scratch = _room.buffer("scratch", chain.chunk_nbytes, keeps=keeps)
-        staging = _room.buffer("staging", widest, keeps=keeps)
+        window = _memory.buffer("window", window_nbytes, keeps=keeps)
+        scratch = _memory.buffer("scratch", chain.chunk_nbytes, keeps=keeps)
+        staging = _memory.buffer("staging", widest, keeps=keeps)
         held = [window, scratch, staging]
         if planes_nbytes:
-            held.append(_room.buffer("planes", planes_nbytes, keeps=keeps))
+            held.append(_memory.buffer("planes", planes_nbytes, keeps=keeps))
         decoder = Decoder(
             library.decoder,
             int(chain.has_crc),

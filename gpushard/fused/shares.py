@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from gpushard.fused.columns import ENTRY, FILE, SOURCE
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
 from gpushard.work_queue import Task

@@ -33,9 +33,9 @@ from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
 from gpushard.fused.laid import Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT

@@ -20,7 +20,7 @@ from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.laid import Coordinate, grid_of
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.room import address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import PART, WHOLE
@@ -155,7 +155,7 @@ class SingleReader:
             kept = hold.addresses.item(0), self._chunk_nbytes
             return self._place(cut, kept, (0, 0, FILLED), target)
         weight = PART if cut.extent <= self._most_in_part else WHOLE
-        if not cache.wants(number, weight):
+        if not cache.should_keep(number, weight):
             return self._read(cut, known, name, target)
         hold = cache.claim([number])
         is_read = self._read(cut, known, name, target, hold.addresses.item(0))

@@ -18,8 +18,8 @@ from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import direct_read
 from gpushard.fused.files import file_reader
 from gpushard.fused.filling import little_fill
-from gpushard.fused.room import address_of
 from gpushard.fused.runner import Bools, BoxRunner
+from gpushard.fused.thread_memory import address_of
 from gpushard.fused.unsharded import object_read
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock

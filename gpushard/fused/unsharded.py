@@ -20,9 +20,9 @@ from gpushard.fetching.pieces import most_merged
 from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE, Opener
 from gpushard.fused.files import FileBoxes, window_nbytes
 from gpushard.fused.libraries import FileCalls, file_calls
-from gpushard.fused.room import address_of
 from gpushard.fused.runner import BoxRunner
 from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock

@@ -14,7 +14,7 @@ from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
-from gpushard.memory.misses import ENOUGH, WHOLE, Misses
+from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE, Misses
 from gpushard.selecting.selection import Ints
 
 # Misses that a sparing cache remembers, for each inner chunk that there is room for. Of
@@ -68,7 +68,7 @@ class ChunkCache:
     def clear(self) -> None:
         """Drop all inner chunks; slots that are held stay valid for their holders."""
         self._alone = Alone()
-        self._room = Slots(self._slot_nbytes, is_shared=self.is_sparing)
+        self._slots = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
         self._sorted: tuple[Ints, Ints] | None = None
         n_remembered = self.n_most * (_REMEMBERED if self.is_sparing else 1)
@@ -84,11 +84,11 @@ class ChunkCache:
             self._alone.call(self._halve)
 
     def _halve(self) -> None:
-        n_left = self._room.n_without_later_half()
+        n_left = self._slots.n_without_later_half()
         left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
         # First: an interrupt must not leave keys of slots that are gone.
         self._slot_of, self._sorted = left, None
-        self._room.shrink(n_left)
+        self._slots.shrink(n_left)
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -96,7 +96,7 @@ class ChunkCache:
     @property
     def held_nbytes(self) -> int:
         """Memory of all slots, in use or free."""
-        return self._room.nbytes
+        return self._slots.nbytes
 
     @property
     def has_room(self) -> bool:
@@ -104,35 +104,35 @@ class ChunkCache:
         return bool(self._alone.call(self._counted_n_free))
 
     def _counted_n_free(self) -> int:
-        self._room.count_off()
+        self._slots.count_off()
         return self._n_free
 
     @property
     def _n_free(self) -> int:
         """Number of slots to be had without dropping any, after `count_off`."""
-        return len(self._room.free) + self.n_most - len(self._room.keys)
+        return len(self._slots.free) + self.n_most - len(self._slots.keys)
 
     def find(self, keys: Keys) -> Hold:
         """Slots of the inner chunks among `keys` that are kept."""
         return self._alone.call(self._found, keys) or self._hold_of_none(keys)
 
     def _found(self, keys: Keys) -> Hold:
-        room = self._room
-        if len(room.let_go) > _MOST_LEFT:
-            room.count_off()
-        slots = self._slots(keys)
+        memory = self._slots
+        if len(memory.let_go) > _MOST_LEFT:
+            memory.count_off()
+        slots = self._slots_of_keys(keys)
         if isinstance(slots, np.ndarray):
             taken: list[int] = slots[slots >= 0].tolist()
         else:
             taken = [slot for slot in slots if slot >= 0]
-        n_holders, is_used = room.n_holders, room.is_used
+        n_holders, is_used = memory.n_holders, memory.is_used
         # Counted before there is a hold that lets them go: after an interrupt here
         # some stay held for good. The other way round, slots that others hold
         # would be claimed and overwritten.
         for slot in taken:
             n_holders[slot] += 1
             is_used[slot] = True
-        return Hold(room, keys, slots, taken)
+        return Hold(memory, keys, slots, taken)
 
     def find_one(self, key: int) -> Hold | None:
         """Slot of the inner chunk that is kept under `key`; None if there is none."""
@@ -141,38 +141,38 @@ class ChunkCache:
         hold = self.find((key,))
         return hold if hold.taken else None
 
-    def wants(self, key: int, weight: int = WHOLE) -> bool:
+    def should_keep(self, key: int, weight: int = SPENT_WHOLE) -> bool:
         """Whether to keep an inner chunk that a read of a single one has missed.
 
-        While there is room all are kept, unless the cache is sparing. Later ones drop
-        others only if they were missed before, and lately: of those that nobody returns
-        to, none costs more than without a cache.
+        While there is room, all are kept, unless the cache is sparing. Otherwise one is
+        kept only if it was missed before, and lately. So an inner chunk that is read
+        once costs no more than without a cache.
 
         Parameters
         ----------
         weight
-            What the read spends on the inner chunk: `WHOLE` if it decodes all of it.
+            What the read spends on the inner chunk, from `misses`.
         """
         if not self.is_sparing and self.has_room:
             return True
-        spent = self._missed.add(key, weight if self.is_sparing else WHOLE)
-        return spent >= ENOUGH
+        spent = self._missed.add(key, weight if self.is_sparing else SPENT_WHOLE)
+        return spent >= SPENT_ENOUGH
 
-    def wanted(self, keys: Ints, weight: int = WHOLE) -> Ints | None:
-        """The keys of missed inner chunks to keep; the others become -1.
+    def keys_to_keep(self, keys: Ints, weight: int = SPENT_WHOLE) -> Ints | None:
+        """Keys of missed inner chunks, with -1 for those that are not to be kept.
 
-        None if nothing is to be kept.
+        None if none is to be kept.
         """
         if not self.is_sparing:
             return keys
-        is_back = self._missed.add_all(keys, weight) >= ENOUGH
-        return np.where(is_back, keys, -1) if is_back.any() else None
+        is_repeated = self._missed.add_all(keys, weight) >= SPENT_ENOUGH
+        return np.where(is_repeated, keys, -1) if is_repeated.any() else None
 
-    def is_back(self, key: int, n_chunks: int, weight: int = WHOLE) -> bool:
-        """Whether a read of several inner chunks was lately at the first one of them.
+    def is_repeated(self, key: int, n_chunks: int, weight: int = SPENT_WHOLE) -> bool:
+        """Whether a read of several inner chunks repeats a recent one.
 
-        That one stands for all, as looking for each costs more than LZ4 takes to decode
-        it. If the read is not back, this notes that it was here.
+        The first inner chunk stands for all, because a look-up of each would cost more
+        than LZ4 takes to decode it. If the read repeats none, it is noted as a miss.
 
         Parameters
         ----------
@@ -185,9 +185,9 @@ class ChunkCache:
         """
         if key in self._slot_of:
             return True
-        return self._missed.add(key, weight, n_chunks) >= ENOUGH
+        return self._missed.add(key, weight, n_chunks) >= SPENT_ENOUGH
 
-    def _slots(self, keys: Keys) -> Keys:
+    def _slots_of_keys(self, keys: Keys) -> Keys:
         """Slot of each key; -1: none."""
         n_kept = len(self._slot_of)
         if len(keys) < _MANY_KEYS or n_kept > _MOST_SORTED * len(keys):
@@ -221,7 +221,7 @@ class ChunkCache:
 
     def _claimed(self, keys: Keys, may_drop: bool) -> Hold:
         slots = [-1] * len(keys)
-        self._room.count_off()
+        self._slots.count_off()
         slot_of = self._slot_of
         wanted: Sequence[int] = ()
         if may_drop or self._n_free:
@@ -233,10 +233,10 @@ class ChunkCache:
         taken = self._take(len(at), may_drop=may_drop)
         for slot, i in zip(taken, at, strict=False):
             slots[i] = slot
-        return Hold(self._room, keys, slots, taken)
+        return Hold(self._slots, keys, slots, taken)
 
     def _hold_of_none(self, keys: Keys) -> Hold:
-        return Hold(self._room, keys, [-1] * len(keys), [])
+        return Hold(self._slots, keys, [-1] * len(keys), [])
 
     def keep(self, hold: Hold, which: Iterable[int] | None = None) -> None:
         """Make claimed slots available to `find`, after they were written.
@@ -249,11 +249,11 @@ class ChunkCache:
         self._alone.call(self._keep, hold, which)
 
     def _keep(self, hold: Hold, which: Iterable[int] | None) -> None:
-        if hold.room is not self._room:
+        if hold.owner is not self._slots:
             return
         self._sorted = None
         keys, slots = hold.keys, hold.slots
-        key_of, slot_of = self._room.keys, self._slot_of
+        key_of, slot_of = self._slots.keys, self._slot_of
         for i in range(len(keys)) if which is None else which:
             key, slot = keys[i], slots[i]
             # If two threads decode the same inner chunk, the first one's is kept.
@@ -268,19 +268,19 @@ class ChunkCache:
 
         The caller has called `count_off` before.
         """
-        room = self._room
-        while len(room.free) < n and self._grow():
+        memory = self._slots
+        while len(memory.free) < n and self._grow():
             pass
-        first = max(len(room.free) - n, 0)
-        taken = room.free[first:]
+        first = max(len(memory.free) - n, 0)
+        taken = memory.free[first:]
         taken.reverse()  # as they lie in memory
-        del room.free[first:]
+        del memory.free[first:]
         for slot in taken:
-            room.n_holders[slot] = 1
+            memory.n_holders[slot] = 1
         if may_drop and len(taken) < n:
             self._sorted = None
-            key_of, slot_of = room.keys, self._slot_of
-            for slot in room.victims(n - len(taken)):
+            key_of, slot_of = memory.keys, self._slot_of
+            for slot in memory.victims(n - len(taken)):
                 key = key_of[slot]
                 if key is not None and slot_of.get(key) == slot:
                     del slot_of[key]
@@ -291,10 +291,10 @@ class ChunkCache:
     def _grow(self) -> bool:
         try:
             if self._share is not None:
-                return self._share.grow(self, self._room, self.n_most)
-            return self._room.grow(self.n_most)
+                return self._share.grow(self, self._slots, self.n_most)
+            return self._slots.grow(self.n_most)
         except MemoryError:
-            self.n_most = len(self._room.keys)
+            self.n_most = len(self._slots.keys)
             return False
 
 

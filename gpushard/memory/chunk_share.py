@@ -13,7 +13,7 @@ from gpushard.options import MIB
 _LIMIT_NBYTES = 64 * MIB
 
 
-class SharedRoom(Protocol):
+class SharedSlots(Protocol):
     """Slots of a cache; they take memory as long as this object exists."""
 
     @property
@@ -58,39 +58,39 @@ class ChunkShare:
 
     def __init__(self, limit_nbytes: int) -> None:
         self._limit_nbytes = limit_nbytes
-        # The rooms are looked at when one grows, which is rare: a count of their memory
-        # would have to be corrected after interrupts, and where readers still hold what
-        # a cache gave up.
-        self._rooms: WeakSet[SharedRoom] = WeakSet()
+        # Memory is summed when a cache grows, which is rare. A running count would have
+        # to be corrected after interrupts, and where readers still hold what a cache
+        # gave up.
+        self._all_slots: WeakSet[SharedSlots] = WeakSet()
         self._sharers: WeakSet[Sharer] = WeakSet()
         self.renew_lock()
         after_fork(self.renew_lock)
 
     @property
     def held_nbytes(self) -> int:
-        """Memory of all rooms."""
-        return sum(room.nbytes for room in self._rooms)
+        """Memory of all caches."""
+        return sum(slots.nbytes for slots in self._all_slots)
 
-    def grow(self, sharer: Sharer, room: SharedRoom, n_most: int) -> bool:
-        """Let the room of a cache grow; False if it cannot, or cannot now.
+    def grow(self, sharer: Sharer, slots: SharedSlots, n_most: int) -> bool:
+        """Let the memory of a cache grow; False if it cannot, or cannot now.
 
         Raises
         ------
         MemoryError
             The host has no more memory.
         """
-        # Not waited for: the handler of a signal may read while its thread is here.
-        # Both locks, this and that of a cache, are only taken where they are free, or
-        # about to be. So nobody who has one waits for who has the other.
+        # A taken lock is not waited for: the handler of a signal may read while its own
+        # thread is here. Nor does a holder of this lock ever wait for that of a cache,
+        # or the other way round, so that there is no deadlock.
         if self._lock.locked():
             return False
         with self._lock:
-            nbytes = room.next_nbytes(n_most)
+            nbytes = slots.next_nbytes(n_most)
             if not (self._fits(nbytes) or self._takes(sharer, nbytes)):
                 return False
-            self._rooms.add(room)
+            self._all_slots.add(slots)
             self._sharers.add(sharer)
-            return room.grow(n_most)
+            return slots.grow(n_most)
 
     def renew_lock(self) -> None:
         """Make a new lock, which nobody holds."""

@@ -132,10 +132,11 @@ class Slots:
                     self.free.append(slot)
 
     def victims(self, n: int) -> list[int]:
-        """Up to `n` slots whose inner chunks are to be dropped; held slots are not.
+        """Up to `n` slots whose inner chunks are to be dropped; never held ones.
 
-        A hand goes round over the slots, and spares those that were used since it last
-        passed. The caller becomes the holder, and has taken all free slots before.
+        This is the CLOCK algorithm: a hand goes round over the slots, and spares those
+        that were used since it last passed. The caller becomes the holder of the slots;
+        it has taken all free ones before.
         """
         found: list[int] = []
         n_holders, is_used = self.n_holders, self.is_used
@@ -166,17 +167,17 @@ class Hold:
         Slot of each key; -1: none.
     taken
         The slots without the -1.
-    room
-        The room that has the slots.
+    owner
+        The memory that has the slots.
     """
 
     # A hold that an interrupt kept from being made lets nothing go.
     taken: Sequence[int] = ()
 
     def __init__(
-        self, room: Slots, keys: Keys, slots: Keys, taken: Sequence[int]
+        self, owner: Slots, keys: Keys, slots: Keys, taken: Sequence[int]
     ) -> None:
-        self.room = room
+        self.owner = owner
         self.keys = keys
         self.slots = slots
         self.taken = taken
@@ -184,19 +185,19 @@ class Hold:
     def __del__(self) -> None:
         # No lock: garbage collection may run this in a thread that has the lock.
         if self.taken:
-            self.room.let_go.append(self.taken)
+            self.owner.let_go.append(self.taken)
 
     @property
     def addresses(self) -> Ints:
         """Address of each slot: int64, shape (n,); 0: none."""
-        addresses = self.room.addresses
+        addresses = self.owner.addresses
         if isinstance(self.slots, np.ndarray):
             return np.array(addresses, np.int64)[self.slots]
         return np.array([addresses[slot] for slot in self.slots], np.int64)
 
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
         """Memory of the i-th slot: uint8, valid as long as this object exists."""
-        return self.room.bytes_of(int(self.slots[i]))
+        return self.owner.bytes_of(int(self.slots[i]))
 
 
 def _allocated(nbytes: int) -> NDArray[np.uint8]:

@@ -6,10 +6,10 @@ import numpy as np
 
 from gpushard.selecting.selection import Ints
 
-WHOLE, PART = 4, 1
-"""What a read spends on an inner chunk: all of it is decoded, or at most a quarter."""
-ENOUGH = WHOLE + 1
-"""On what comes back so much is spent: by the second read, or the fifth of parts."""
+SPENT_WHOLE, SPENT_PART = 4, 1
+"""Weight of a read for an inner chunk: it decodes all of it, or at most a quarter."""
+SPENT_ENOUGH = SPENT_WHOLE + 1
+"""Weight from which on an inner chunk is kept: its second read, or fifth of a part."""
 
 _MOST_PLACES = 1 << 16
 

@@ -47,7 +47,7 @@ def claim(job: Job, kept: Places, rows: Ints) -> Places | None:
         return None
     may_drop = fits(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
-    wanted = kept.cache.wanted(keys)
+    wanted = kept.cache.keys_to_keep(keys)
     if wanted is None:
         return None
     hold = kept.cache.claim(wanted, may_drop=may_drop)

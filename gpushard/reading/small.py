@@ -19,7 +19,7 @@ from gpushard.fetching.entries import Known, Range, known_indexes, located, name
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.chunk_cache import ChunkCache
-from gpushard.memory.misses import PART, WHOLE
+from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import MIB
 from gpushard.placing.keeping import elements_of, first_key, fits, keep_chunk
 from gpushard.placing.place import completed
@@ -33,11 +33,12 @@ from gpushard.stores.base import ByteRequest, FetchCosts, end_of
 # up.
 _MOST_NBYTES = MIB
 _FINDING = "grid of small reads"
-# A decoder decodes only a part of an inner chunk if that is at most a quarter of it.
-_PART = 4
+# A decoder decodes only a part of an inner chunk if that is at most one in so many of
+# its bytes.
+_PART_SHARE = 4
 
 
-class _Wanted(NamedTuple):
+class _ToRead(NamedTuple):
     """An inner chunk to read: bytes ``start:stop``, all or part of its `whole` range.
 
     The decoded inner chunk is kept under `key`, unless that is None. If `may_drop`,
@@ -115,7 +116,7 @@ def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
     if strides is None or not source.pipeline.holds_ranges:
         return False
     low, high = _extent(chunk, strides)
-    return _PART * (high - low) <= source.chunk_nbytes
+    return _PART_SHARE * (high - low) <= source.chunk_nbytes
 
 
 def _most_stored(source: Source, chunk: TouchedChunk) -> int:
@@ -168,7 +169,7 @@ def _read_unsharded(
     whole = 0, source.chunk_nbytes
     is_raw = source.raw_strides is not None
     wanted = [
-        _narrowed(source, chunk, whole) if is_raw else _Wanted(chunk, 0, 0, whole)
+        _narrowed(source, chunk, whole) if is_raw else _ToRead(chunk, 0, 0, whole)
         for chunk in chunks
     ]
     # One byte more than allowed is requested, to detect an object that is too large.
@@ -216,9 +217,10 @@ def _read(
     places = located(source, chunks, known)
     found = list(zip(chunks, places, strict=True))
     if None in places:
-        told = {chunk.shard for chunk, place in found if place}
-        silent = ((keys[s], k) for s, k in known.items() if k and s not in told)
-        refuse_replaced(source, silent, began_at_s)
+        # Requests for payload name a version; shards without any are checked here.
+        fetched = {chunk.shard for chunk, place in found if place}
+        unchecked = ((keys[s], k) for s, k in known.items() if k and s not in fetched)
+        refuse_replaced(source, unchecked, began_at_s)
     for chunk in [chunk for chunk, place in found if place is None]:
         view[chunk.out] = source.layout.fill_value
     wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
@@ -247,12 +249,12 @@ def _read(
 def _not_kept(
     source: Source,
     cache: ChunkCache,
-    wanted: Sequence[_Wanted],
+    wanted: Sequence[_ToRead],
     known: Known,
     view: NDArray[Any],
-) -> list[_Wanted]:
+) -> list[_ToRead]:
     """Place inner chunks that are kept decoded; return the others, with their keys."""
-    left: list[_Wanted] = []
+    left: list[_ToRead] = []
     may_drop = fits(source, len(wanted))
     takes_all = len(wanted) > 1 and not cache.is_sparing
     for w in wanted:
@@ -264,22 +266,22 @@ def _not_kept(
         hold = cache.find_one(key)
         if hold is not None:
             view[w.chunk.out] = elements_of(source, hold.bytes_of(0))[w.chunk.inside]
-        elif takes_all or cache.wants(key, _weight(source, w)):
+        elif takes_all or cache.should_keep(key, _weight(source, w)):
             left.append(w._replace(key=key, may_drop=may_drop))
         else:
             left.append(w)
     return left
 
 
-def _weight(source: Source, wanted: _Wanted) -> int:
+def _weight(source: Source, wanted: _ToRead) -> int:
     """What the read spends on an inner chunk that is not kept."""
-    return PART if _is_in_part(source, wanted.chunk) else WHOLE
+    return SPENT_PART if _is_in_part(source, wanted.chunk) else SPENT_WHOLE
 
 
 def _name_cut_off(
     error: CorruptShardError,
     source: Source,
-    groups: Sequence[Sequence[_Wanted]],
+    groups: Sequence[Sequence[_ToRead]],
     requests: Sequence[ByteRequest],
 ) -> None:
     """Name in `error` the first inner chunk that extends past the end of its object."""
@@ -292,19 +294,19 @@ def _name_cut_off(
                     return
 
 
-def _grouped(source: Source, wanted: list[_Wanted]) -> list[list[_Wanted]]:
+def _grouped(source: Source, wanted: list[_ToRead]) -> list[list[_ToRead]]:
     """Inner chunks in groups, each of which is fetched with one request."""
     wanted.sort(key=_by_place)
     return list(_joined(wanted, source.store.costs))
 
 
-def _by_place(wanted: _Wanted) -> tuple[Coordinate, int]:
+def _by_place(wanted: _ToRead) -> tuple[Coordinate, int]:
     return wanted.chunk.shard, wanted.start
 
 
-def _joined(wanted: Sequence[_Wanted], costs: FetchCosts) -> Iterator[list[_Wanted]]:
+def _joined(wanted: Sequence[_ToRead], costs: FetchCosts) -> Iterator[list[_ToRead]]:
     """Runs of neighbours in one object that are cheaper to fetch together."""
-    group: list[_Wanted] = []
+    group: list[_ToRead] = []
     reach = 0
     for w in wanted:
         is_far = w.start > reach + costs.gap_nbytes
@@ -328,7 +330,7 @@ def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
         raise
 
 
-def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
+def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _ToRead:
     """The bytes to read: for plain elements, those with the wanted ones; else all."""
     first, nbytes = whole
     if nbytes > source.largest_chunk_nbytes:
@@ -337,14 +339,14 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _Wanted:
     if strides is None and nbytes > source.room.most_stored_nbytes:
         _refuse_stored(source, chunk, nbytes)
     if strides is None or nbytes != source.chunk_nbytes:
-        return _Wanted(chunk, first, first + nbytes, whole)
+        return _ToRead(chunk, first, first + nbytes, whole)
     low, high = _extent(chunk, strides)
     try:
         source.room.refuse_span(high - low)
     except LimitError as error:
         name_place(error, source, chunk)
         raise
-    return _Wanted(chunk, first + low, first + high, whole)
+    return _ToRead(chunk, first + low, first + high, whole)
 
 
 def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
@@ -370,7 +372,7 @@ def _most_fetched(source: Source, chunk: TouchedChunk) -> int:
 
 
 def _place(
-    source: Source, wanted: _Wanted, span: NDArray[np.uint8], view: NDArray[Any]
+    source: Source, wanted: _ToRead, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
     """Decode an inner chunk and write the wanted part of it."""
     chunk, start, _, (first, nbytes), key, may_drop = wanted

@@ -7,7 +7,7 @@ import pytest
 
 from gpushard.fused.columns import RAW
 from gpushard.fused.libraries import Library
-from gpushard.fused.room import WINDOW_NBYTES, Room, address_of
+from gpushard.fused.thread_memory import WINDOW_NBYTES, ThreadMemory, address_of
 from gpushard.options import MIB
 
 ROWS = np.zeros((4, 6), "f4")
@@ -49,30 +49,30 @@ def test_where_there_is_no_element_the_address_is_zero():
     ("keeps", "most"), [(True, 4 * MIB), (False, WINDOW_NBYTES)], ids=["kept", "freed"]
 )
 def test_a_thread_keeps_memory_up_to_a_size_that_depends_on_who_asks(keeps, most):
-    room = Room()
-    assert room.n_made == 0
-    large = room.buffer("window", most + 1, keeps=keeps)
+    memory = ThreadMemory()
+    assert memory.n_made == 0
+    large = memory.buffer("window", most + 1, keeps=keeps)
     assert large.nbytes > most
-    assert not room.held
-    fitting = room.buffer("window", most, keeps=keeps)
+    assert not memory.held
+    fitting = memory.buffer("window", most, keeps=keeps)
     assert fitting.address % 64 == 0
     for nbytes in (most, 1):
-        assert room.buffer("window", fitting.nbytes, keeps=keeps) is fitting
-        assert room.buffer("window", nbytes, keeps=keeps) is fitting
-    assert room.held == (fitting,)
-    assert room.n_made == 2
+        assert memory.buffer("window", fitting.nbytes, keeps=keeps) is fitting
+        assert memory.buffer("window", nbytes, keeps=keeps) is fitting
+    assert memory.held == (fitting,)
+    assert memory.n_made == 2
 
 
 def test_a_context_that_a_read_in_between_has_made_stays():
     """Its address is packed for later reads, which would use it after it was freed."""
-    room, owners = Room(), []
+    memory, owners = ThreadMemory(), []
 
     def make_context():
         owners.append(object())
         mine = len(owners)
         if mine == 1:  # a signal arrives, whose handler reads
-            assert room.context(library) == 2
+            assert memory.context(library) == 2
         return mine, owners[-1]
 
     library = Library("interrupted", RAW, make_context=make_context)
-    assert room.context(library) == room.context(library) == 2
+    assert memory.context(library) == memory.context(library) == 2

@@ -33,7 +33,7 @@ class Buffer(NamedTuple):
         return len(self.memory)
 
 
-class Room(threading.local):
+class ThreadMemory(threading.local):
     """Contexts and memory that a thread keeps between batches.
 
     Attributes
@@ -67,21 +67,28 @@ class Room(threading.local):
     def buffer(self, use: str, nbytes: int, *, keeps: bool = True) -> Buffer:
         """Memory of at least `nbytes`, on a cache line.
 
-        The 16 bytes before it may be used, too. The caller has it until this thread
-        asks for the same use again. The thread keeps it for that, up to `_KEPT_NBYTES`
-        if `keeps`, otherwise only as much as stays in a core's cache.
+        The 16 bytes before it may be used, too. It is the caller's until this thread
+        asks for memory for the same use again.
+
+        Parameters
+        ----------
+        use
+            Name of what the memory is for.
+        keeps
+            Whether the thread may keep up to `_KEPT_NBYTES` for this use; otherwise
+            only as much as stays in a core's cache.
         """
         kept = self._kept.get(use)
         if kept is not None and kept.nbytes >= nbytes:
             return kept
-        room_nbytes = nbytes + 2 * _CACHE_LINE
-        memory = np.empty(room_nbytes, np.uint8) if keeps else in_pages(room_nbytes)
+        padded_nbytes = nbytes + 2 * _CACHE_LINE
+        memory = np.empty(padded_nbytes, np.uint8) if keeps else in_pages(padded_nbytes)
         memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
-        room = Buffer(address_of(memory), memory)
+        buffer = Buffer(address_of(memory), memory)
         self.n_made += 1
         if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):
-            self._kept[use] = room
-        return room
+            self._kept[use] = buffer
+        return buffer
 
 
 def address_of(array: NDArray[Any] | None) -> int:
