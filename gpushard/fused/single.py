@@ -23,7 +23,7 @@ from gpushard.fused.one_call import OneCall
 from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import PART, WHOLE
+from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB
 from gpushard.placing.keeping import first_key
 from gpushard.planning.index import PRESENT
@@ -154,7 +154,7 @@ class SingleReader:
         if hold is not None:
             kept = hold.addresses.item(0), self._chunk_nbytes
             return self._place(cut, kept, (0, 0, FILLED), target)
-        weight = PART if cut.extent <= self._most_in_part else WHOLE
+        weight = SPENT_PART if cut.extent <= self._most_in_part else SPENT_WHOLE
         if not cache.should_keep(number, weight):
             return self._read(cut, known, name, target)
         hold = cache.claim([number])
