@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the pure rooms: axes, layouts, keys, selections.
+"""Hypothesis strategies for the pure layers: axes, layouts, keys, selections.
 
 Strategies of an axis are made once: to make one takes longer than to draw from it.
 """

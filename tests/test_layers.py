@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpushard"
 
-# Lower rooms never import higher ones. A name stands for its module or, for a room
-# that is a package, for every module in it that has no rank of its own. Rooms of the
+# Lower layers never import higher ones. A name stands for its module or, for a layer
+# that is a package, for every module in it that has no rank of its own. Layers of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
@@ -52,7 +52,7 @@ WALK = (
     ("cli",),
     ("__main__",),
 )
-RANK = {room: rank for rank, rooms in enumerate(WALK) for room in rooms}
+RANK = {layer: rank for rank, layers in enumerate(WALK) for layer in layers}
 
 PURE = {
     "errors",
@@ -84,7 +84,7 @@ IMPURE_STDLIB = {
     "urllib",
 }
 
-# Third-party packages and the rooms that may import them, even lazily.
+# Third-party packages and the layers that may import them, even lazily.
 DOORS = {
     "numpy": set(RANK),
     "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr"}
@@ -162,7 +162,7 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-# The package's own __init__ is the door of all rooms: it resolves names lazily and is
+# The package's own __init__ is the door of all layers: it resolves names lazily and is
 # held by test_import_cost.
 MODULES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if module_name(p)}
 
@@ -217,32 +217,32 @@ def own_modules(name: str) -> set[str]:
     return found
 
 
-def room_of(name: str) -> str:
+def layer_of(name: str) -> str:
     """The longest dotted prefix of `name` that has a rank; "" if none has."""
     while name and name not in RANK:
         name = name.rpartition(".")[0]
     return name
 
 
-def is_inside(name: str, room: str) -> bool:
-    return name == room or name.startswith(f"{room}.")
+def is_inside(name: str, layer: str) -> bool:
+    return name == layer or name.startswith(f"{layer}.")
 
 
 def test_every_module_has_a_place_on_the_walk():
-    assert [name for name in MODULES if not room_of(name)] == []
+    assert [name for name in MODULES if not layer_of(name)] == []
 
 
 def test_every_place_on_the_walk_has_a_module():
-    assert [room for room in RANK if room not in MODULES] == []
+    assert [layer for layer in RANK if layer not in MODULES] == []
 
 
-def test_lower_rooms_never_import_higher_ones():
+def test_lower_layers_never_import_higher_ones():
     upwards = [
         f"{name} imports {target}"
         for name in MODULES
         for target in own_modules(name)
-        if (other := room_of(target)) != (room := room_of(name))
-        and RANK[other] >= RANK[room]
+        if (other := layer_of(target)) != (layer := layer_of(name))
+        and RANK[other] >= RANK[layer]
     ]
     assert upwards == []
 
@@ -272,18 +272,18 @@ def test_heavy_packages_are_imported_only_when_used():
     assert {name: heavy for name, heavy in at_once.items() if heavy} == {}
 
 
-def test_pyright_is_strict_on_the_pure_rooms_and_the_contracts() -> None:
+def test_pyright_is_strict_on_the_pure_layers_and_the_contracts() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
-    rooms = {
+    layers = {
         path.removeprefix("gpushard/").removesuffix(".py").replace("/", ".")
         for path in settings["strict"]
     }
-    assert rooms == PURE | {"stores.base", "codecs.base"}
+    assert layers == PURE | {"stores.base", "codecs.base"}
 
 
-def test_pure_rooms_compute_and_nothing_else():
+def test_pure_layers_compute_and_nothing_else():
     impure = []
-    for name in (n for n in MODULES if any(is_inside(n, room) for room in PURE)):
+    for name in (n for n in MODULES if any(is_inside(n, layer) for layer in PURE)):
         used = packages(ast.walk(tree(name)))
         foreign = used - sys.stdlib_module_names - {"numpy"}
         impure += [f"{name} imports {p}" for p in foreign | used & IMPURE_STDLIB]
@@ -313,8 +313,8 @@ def test_functions_are_short():
 
 def test_architecture_names_every_module_and_no_other():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    rooms = text.partition("## Rooms")[2].partition("## ")[0]
-    named = set(re.findall(r"`([a-z0-9_/]+\.py)`", rooms))
+    modules_text = text.partition("## Modules")[2].partition("## ")[0]
+    named = set(re.findall(r"`([a-z0-9_/]+\.py)`", modules_text))
     modules = {
         path.relative_to(PACKAGE).as_posix()
         for path in MODULES.values()
