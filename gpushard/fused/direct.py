@@ -7,12 +7,13 @@ the general path, as whole shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes
@@ -55,7 +56,7 @@ _CELL_NBYTES = 100
 
 
 class DirectRead:
-    """One selection of an array in local files, read by compiled loops.
+    """Reads one selection of an array in local files; see `JobReader`.
 
     Parameters
     ----------
@@ -63,6 +64,11 @@ class DirectRead:
         The loops, the output of the selection, its axes, and the job to read.
     store
         The job's store.
+
+    Attributes
+    ----------
+    seen
+        Keys of shards that existed when their index was read.
     """
 
     def __init__(
@@ -83,10 +89,9 @@ class DirectRead:
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, runner.chain.chunk_nbytes)
         self._plan = runner.planner(landing.address, address_of(self._fill), source)
-        # Each inner chunk then has a single box.
+        # If no axis is taken by an index array, each inner chunk has a single box.
         self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
-        # Keys of shards that existed when their index was read.
         self.seen: set[str] = set()
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
@@ -114,51 +119,74 @@ class DirectRead:
         return map(self._part.shard, sorted(self._left))
 
     def _shards(self, first: int, last: int, n_workers: int) -> Iterator[FileBoxes]:
-        """Plans of the shards ``first:last``; a large shard comes slab by slab."""
-        part = self._part
+        """Boxes of the shards ``first:last``; a large shard comes slab by slab."""
+        source, part = self._job.source, self._part
         at = np.unravel_index(np.arange(first, last), part.shard_grid)
-        cells = [a.shards_at(i) for a, i in zip(part.sharded, at, strict=True)]
-        coordinates = np.stack(cells, axis=1)
-        found = fetch_indexes(self._job.source, coordinates, self._job.tally)
-        # The general path reports or fills what is wrong with an index.
-        known = [None if isinstance(k, CorruptShardError) else k for k in found]
-        handles = [
-            None if index is None else self._open(tuple(coordinate), index)
-            for coordinate, index in zip(coordinates.tolist(), known, strict=True)
-        ]
-        is_read = np.array(
-            [h is not None or k is None for h, k in zip(handles, found, strict=True)]
-        )
-        count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
-        count *= is_read[:, None]
-        self._left.update((first + np.flatnonzero(~is_read)).tolist())
+        known, handles, is_open = self._open_shards(at)
+        self._left.update((first + np.flatnonzero(~is_open)).tolist())
         rows = [shard_row(k, h) for k, h in zip(known, handles, strict=True)]
         cell = _columns_at(_first_cells(self._cells), at)
-        n_wanted, source = self._job.plan.n_chunks, self._job.source
-        chunk_us = self._runner.chain.chunk_us
+        count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
+        count *= is_open[:, None]
+        n_wanted, chunk_us = self._job.plan.n_chunks, self._runner.chain.chunk_us
         is_at_once = are_kept_at_once(source, self._use, n_wanted, chunk_us)
         weight = SPENT_ENOUGH if is_at_once else SPENT_WHOLE
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
             kept = kept_boxes(source, boxes, known, bounds[1:], n_wanted, weight)
-            if kept is not None and self._job.tally.is_summed:
-                self._job.tally.add(n_kept_inner_chunks=kept.n_found)
-            if self._job.tally.is_summed:
-                nbytes = int((boxes[:, HIGH] - boxes[:, LOW]).sum())
-                self._job.tally.add(payload_nbytes=nbytes)
-            # Boxes that need a larger window are left over.
-            chunk_nbytes = self._runner.chain.chunk_nbytes
-            spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
-            spanned = min(spanned, source.room.most_window_nbytes)
-            firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
-            yield FileBoxes(
-                self._runner,
-                handles,
-                boxes,
-                Shares.of(boxes, chunk_nbytes, n_workers, firsts),
-                window_nbytes(source.options, spanned),
-                partial(self._finish, first, bounds, kept),
-            )
+            self._count(boxes, kept)
+            finish = partial(self._finish, first, bounds, kept)
+            yield self._file_boxes(boxes, handles, n_workers, finish)
+
+    def _open_shards(
+        self, at: Sequence[Ints]
+    ) -> tuple[list[KnownIndex | None], list[Handle | None], NDArray[np.bool_]]:
+        """Index and file of each shard at some places of the part's grid.
+
+        Both are None for a missing shard. Which shards can be read: bool, shape
+        (n_shards,); the general path reports or fills what is wrong with others.
+        """
+        cells = [a.shards_at(i) for a, i in zip(self._part.sharded, at, strict=True)]
+        coordinates = np.stack(cells, axis=1)
+        found = fetch_indexes(self._job.source, coordinates, self._job.tally)
+        known = [None if isinstance(k, CorruptShardError) else k for k in found]
+        handles = [
+            None if index is None else self._open(tuple(coordinate), index)
+            for coordinate, index in zip(coordinates.tolist(), known, strict=True)
+        ]
+        is_open = [
+            h is not None or k is None for h, k in zip(handles, found, strict=True)
+        ]
+        return known, handles, np.array(is_open)
+
+    def _count(self, boxes: Ints, kept: KeptBoxes | None) -> None:
+        tally = self._job.tally
+        if not tally.is_summed:
+            return
+        if kept is not None:
+            tally.add(n_kept_inner_chunks=kept.n_found)
+        tally.add(payload_nbytes=int((boxes[:, HIGH] - boxes[:, LOW]).sum()))
+
+    def _file_boxes(
+        self,
+        boxes: Ints,
+        handles: Sequence[Handle | None],
+        n_workers: int,
+        finish: Callable[[FileBoxes], None],
+    ) -> FileBoxes:
+        """Boxes with their shares; those that need a larger window are left over."""
+        source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
+        spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
+        spanned = min(spanned, source.room.most_window_nbytes)
+        firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
+        return FileBoxes(
+            self._runner,
+            handles,
+            boxes,
+            Shares.of(boxes, chunk_nbytes, n_workers, firsts),
+            window_nbytes(source.options, spanned),
+            finish,
+        )
 
     def _boxes(
         self, first: int, rows: Sequence[tuple[int, ...]], ranges: Ints
@@ -185,7 +213,7 @@ class DirectRead:
             return None
 
     def _finish(
-        self, first: int, bounds: Ints, kept: KeptBoxes | None, some: FileBoxes
+        self, first: int, bounds: Ints, kept: KeptBoxes | None, done: FileBoxes
     ) -> None:
         """Note shards that must be read again; keep inner chunks if no file changed.
 
@@ -194,12 +222,12 @@ class DirectRead:
         """
         are_same = True
         for s in np.flatnonzero(np.diff(bounds)).tolist():
-            if not self._is_same(some.handles[s]):
+            if not self._is_same(done.handles[s]):
                 self._left.add(first + s)
                 are_same = False
         if kept is not None and are_same:
-            kept.keep(some.boxes, some.shares.is_placed)
-        self._left.update(first + s for s in some.left_of(bounds))
+            kept.keep(done.boxes, done.shares.is_placed)
+        self._left.update(first + s for s in done.left_of(bounds))
 
     def _is_same(self, handle: Handle | None) -> bool:
         """Whether a file is still the one that was opened."""

@@ -65,15 +65,17 @@ def range_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
             claimed = claim(job, kept, rows)
         if len(rows):
             ranged = partial(RangedBlock, piece, located, claimed=claimed)
-            for spans, some, share in _divided(job, piece, located, rows, n_workers):
-                yield from _reading_tasks(job, ranged(spans, some), n_workers, share)
+            divided = _requests_of(job, piece, located, rows, n_workers)
+            for spans, requests, share_nbytes in divided:
+                requested = ranged(spans, requests)
+                yield from _reading_tasks(job, requested, n_workers, share_nbytes)
 
 
-def _divided(
+def _requests_of(
     job: Job, block: ShardBlock, located: Located, rows: Ints, n_workers: int
 ) -> Iterator[tuple[Ints, Requests, int]]:
-    """Spans of a block, requests for its inner chunks `rows`, and bytes of a task."""
-    shard, is_all = _at(block.shard, rows), len(rows) == block.n_chunks
+    """Spans of a block, some requests for its inner chunks `rows`, bytes of a task."""
+    shard, is_all = _column_at(block.shard, rows), len(rows) == block.n_chunks
     start, stop = _wanted_ranges(job, block, located, rows)
     if is_all:
         spans = np.stack([start, stop])
@@ -81,17 +83,18 @@ def _divided(
         spans = np.zeros((2, block.n_chunks), np.int64)
         spans[:, rows] = start, stop
     wanted_nbytes = int((stop - start).sum())
-    share = job.batch_nbytes(wanted_nbytes, n_workers, len(rows))
-    if job.sink.batch_nbytes is None or wanted_nbytes <= _AHEAD_BATCHES * share:
-        divided = iter([_joined(job, shard, start, stop, share)])
+    share_nbytes = job.batch_nbytes(wanted_nbytes, n_workers, len(rows))
+    is_little = wanted_nbytes <= _AHEAD_BATCHES * share_nbytes
+    if job.sink.batch_nbytes is None or is_little:
+        joined = iter([_joined(job, shard, start, stop, share_nbytes)])
     else:
-        divided = _joined_in_turn(job, shard, start, stop, share)
-    for requests in divided:
+        joined = _joined_in_turn(job, shard, start, stop, share_nbytes)
+    for requests in joined:
         order = requests.order if is_all else rows[requests.order]
-        yield spans, requests._replace(order=order), share
+        yield spans, requests._replace(order=order), share_nbytes
 
 
-def _at(column: Ints, rows: Ints) -> Ints:
+def _column_at(column: Ints, rows: Ints) -> Ints:
     """A column at ascending, different `rows`; the column itself if these are all."""
     return column if len(rows) == len(column) else column[rows]
 
@@ -127,11 +130,11 @@ def _joined_in_turn(
         ahead = spent + _AHEAD_BATCHES * batch_nbytes
         n = min(int(np.searchsorted(total, ahead, side="right")), len(ends) - 1)
         last, spent = int(ends[n]), int(total[n])
-        some = np.concatenate([left, np.arange(first, last)])
-        requests = _joined(job, shard[some], start[some], stop[some], batch_nbytes)
-        requests = requests._replace(order=some[requests.order])
+        these = np.concatenate([left, np.arange(first, last)])
+        requests = _joined(job, shard[these], start[these], stop[these], batch_nbytes)
+        requests = requests._replace(order=these[requests.order])
         if last < n_rows:
-            n_full, _ = cut_batches(_taken_nbytes(job, requests), batch_nbytes)[-1]
+            n_full, _ = cut_batches(_batch_nbytes_of(job, requests), batch_nbytes)[-1]
             left = requests.order[requests.bounds[n_full] :]
             requests = requests.first(n_full)
         yield requests
@@ -139,27 +142,28 @@ def _joined_in_turn(
 
 
 def _reading_tasks(
-    job: Job, ranged: RangedBlock, n_workers: int, share: int
+    job: Job, ranged: RangedBlock, n_workers: int, share_nbytes: int
 ) -> Iterator[Work]:
     """Work that fetches the requests of a block, and decodes and places the bytes."""
     reader = job.sink.request_reader(job, ranged)
     if reader is not None:
-        for task in reader(n_workers, partial(_let_be_read, job, ranged)):
+        for task in reader(n_workers, partial(_finish_requests, job, ranged)):
             yield partial(_run_timed, job, task)
         return
     requests = ranged.requests
     copied = _copied_nbytes(job, ranged)
-    for first, last in cut_batches(_taken_nbytes(job, requests), share):
+    for first, last in cut_batches(_batch_nbytes_of(job, requests), share_nbytes):
         nbytes = int(requests.nbytes[first:last].sum())
         if job.sink.batch_nbytes is not None:
-            nbytes = 0  # it waits for a slot, and the slots are all there is
+            nbytes = 0  # it waits for a slot, and only the slots take memory
         elif copied is not None:
             widest = int(copied[first:last].max())
             nbytes += min(nbytes, n_workers * widest)
-        yield Spawner(partial(_fetch, job, ranged, range(first, last), share), nbytes)
+        fetch = partial(_fetch, job, ranged, range(first, last), share_nbytes)
+        yield Spawner(fetch, nbytes)
 
 
-def _taken_nbytes(job: Job, requests: Requests) -> Ints:
+def _batch_nbytes_of(job: Job, requests: Requests) -> Ints:
     """Part of a batch that each request takes."""
     if job.sink.batch_nbytes is None:
         return requests.nbytes + _REQUEST_NBYTES
@@ -202,13 +206,13 @@ def _wanted_ranges(
 ) -> tuple[Ints, Ints]:
     """Byte ranges to fetch: of plain elements, only first to last wanted one."""
     source = job.source
-    start, stop = _at(located.start, rows), _at(located.stop, rows)
+    start, stop = _column_at(located.start, rows), _column_at(located.stop, rows)
     strides = source.raw_strides
     if strides is None:
         return start, stop
     # An entry of another size is fetched whole, so that the decoder refuses it.
     fits = stop - start == source.chunk_nbytes
-    part, position = _at(block.part, rows), block.position
+    part, position = _column_at(block.part, rows), block.position
     if len(rows) < block.n_chunks:
         position = position[:, rows]
     if len(job.plan.parts) == 1 and fits.all():
@@ -240,17 +244,17 @@ def _run_timed(job: Job, task: Task) -> None:
         task()
 
 
-def _let_be_read(
+def _finish_requests(
     job: Job, ranged: RangedBlock, requests: range, left: Sequence[tuple[int, Task]]
 ) -> None:
-    """Count requests that the sink has read itself, and read what is left of some."""
+    """Count requests that the sink has read itself, and read what it left of them."""
     first = requests.start
     for r, read in left:
         try:
             read()
         except CorruptShardError as error:
             _count(job, ranged, range(first, r))
-            _go_on(job, ranged, range(r, r + 1), error)
+            _continue_or_raise(job, ranged, range(r, r + 1), error)
             first = r + 1
     _count(job, ranged, range(first, requests.stop))
 
@@ -262,7 +266,7 @@ def _fetch(
     try:
         placing = _fetch_and_place(job, ranged, requests, share_nbytes)
     except CorruptShardError as error:
-        _go_on(job, ranged, requests, error)
+        _continue_or_raise(job, ranged, requests, error)
         return ()
     _count(job, ranged, requests)
     return placing
@@ -278,7 +282,7 @@ def _fetch_and_place(
         numbered = list(zip(requests, answers, strict=True))
         found = [(r, answer) for r, answer in numbered if answer is not None]
         if job.sink.batch_nbytes is None and len(found) == 1 == len(requests):
-            return _shared_out(job, ranged, found[0], share_nbytes)
+            return _tasks_for_shares(job, ranged, found[0], share_nbytes)
         if found:
             _place(job, ranged, found)
     for r in (r for r, answer in numbered if answer is None):
@@ -288,7 +292,7 @@ def _fetch_and_place(
     return ()
 
 
-def _shared_out(
+def _tasks_for_shares(
     job: Job, ranged: RangedBlock, answer: Answer, share_nbytes: int
 ) -> Sequence[Task]:
     """Tasks that each place a share of the inner chunks in one answer."""
@@ -320,10 +324,10 @@ def _place(job: Job, ranged: RangedBlock, found: Sequence[Answer]) -> None:
     job.tally.add_seconds("decode and scatter", perf_counter() - begin)
 
 
-def _go_on(
+def _continue_or_raise(
     job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
 ) -> None:
-    """Read what is readable of failed requests, or raise if damage ends the read."""
+    """After damage, read what is readable of some requests, or raise the error."""
     # A damaged inner chunk is named already. Otherwise an object ended too early.
     is_named = error.inner_chunk is not None
     if is_named or not job.damage.replaces:
@@ -333,7 +337,7 @@ def _go_on(
             raise error
         finally:
             del error  # as in `Damage.note`
-    _read_what_is_left(job, ranged, requests, error)
+    _retry_one_by_one(job, ranged, requests, error)
 
 
 def _name_cut_off(
@@ -359,7 +363,7 @@ def _read_now(job: Job, ranged: RangedBlock, r: int) -> None:
         task()
 
 
-def _read_what_is_left(
+def _retry_one_by_one(
     job: Job, ranged: RangedBlock, requests: range, error: CorruptShardError
 ) -> None:
     """Read requests one by one, and the inner chunks of a failed request one by one."""
