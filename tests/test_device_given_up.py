@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpushard.devices import endless
-from gpushard.devices.endless import DeviceMemory, Endless
+from gpushard.devices.endless import Endless, PooledBuffer
 
 END_PAST_THE_DRIVER = endless.end_past_the_driver
 
@@ -35,7 +35,7 @@ class Pooled:
 @pytest.mark.parametrize("is_under_way", [False, True])
 def test_memory_is_kept_from_when_the_device_was_given_up(is_under_way, kept):
     gone, held = [], Endless()
-    memory = DeviceMemory(Pooled(gone), 100, held)
+    memory = PooledBuffer(Pooled(gone), 100, held)
     room = bytearray(64)
     array = held.array_over(room, 50)
     assert (memory.address, memory.nbytes, array.nbytes) == (512, 100, 50)

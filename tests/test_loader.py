@@ -16,7 +16,7 @@ import gpushard
 from gpushard import Loader, OptionError
 from gpushard.loader.fields import stored_axis
 from gpushard.loader.memory import Memory
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.stop_flag import StopFlag
 from loader_data import IMAGES, LABELS, ORDERS, N, handed_out, images, labels, stored
 
@@ -189,7 +189,7 @@ def test_no_more_is_made_ahead_than_the_depth():
             yield n_made
 
     n_taken = 0
-    stage = Prefetched(items(), 2, StopFlag(), Waits())
+    stage = Prefetched(items(), 2, StopFlag(), WaitStats())
     stage.start()
     # Counted before, or the item that it makes room for would seem one too many.
     for n_taken in range(1, 21):  # noqa: B007 - what is made looks at it
@@ -345,14 +345,14 @@ def test_scaled_integers_are_rounded():
 
 
 def test_what_lay_ready_and_how_long_was_waited_is_counted():
-    waits = Waits()
+    waits = WaitStats()
     stage = Prefetched(iter("abc"), 4, StopFlag(), waits)
     stage.start()
     stage.join(10)
     assert next(stage) == "a"
     assert (waits.n_looks, waits.n_found) == (1, 4)  # the end lies there, too
     gate = threading.Event()
-    waits = Waits()
+    waits = WaitStats()
     stage = Prefetched(iter(gate.wait, None), 4, StopFlag(), waits)
     stage.start()
     threading.Timer(0.2, gate.set).start()

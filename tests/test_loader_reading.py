@@ -15,7 +15,7 @@ from gpushard.fetching import job
 from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.stop_flag import StopFlag
 from loader_data import IMAGES, N, images, stored
 
@@ -252,7 +252,7 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
                 is_far.set()
             yield i
 
-    stage = Prefetched(items(), 10**6, StopFlag(), Waits())
+    stage = Prefetched(items(), 10**6, StopFlag(), WaitStats())
     stage.start()
     assert is_far.wait(10)
     stage.join(0.05)
@@ -262,11 +262,11 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
 
 def test_an_end_that_an_interrupt_kept_back_is_seen_by_whoever_waits(monkeypatch):
     monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
-    stage = Prefetched(iter("a"), 1, StopFlag(), Waits())
+    stage = Prefetched(iter("a"), 1, StopFlag(), WaitStats())
     stage.start()
     stage.join(10)
-    stage._line.clear()  # as ending the line does, before it puts an end there
-    threading.Timer(0.05, stage._line.stop.set).start()
+    stage._channel.clear()  # as ending the line does, before it puts an end there
+    threading.Timer(0.05, stage._channel.stop.set).start()
     assert list(stage) == []
 
 

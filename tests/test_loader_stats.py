@@ -10,7 +10,7 @@ import pytest
 from gpushard import Loader
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stats import Progress, figures
 from gpushard.stop_flag import StopFlag
 from loader_data import N, labels
@@ -52,10 +52,10 @@ def test_only_a_loader_that_reads_ahead_looks_into_a_queue(
 
 
 def test_a_consumer_looks_how_many_items_are_ready():
-    waits = Waits()
+    waits = WaitStats()
     stage = Prefetched(iter("abc"), 2, StopFlag(), waits)
     stage.start()
-    while stage._line.items.qsize() < 2:
+    while stage._channel.items.qsize() < 2:
         time.sleep(0.001)
     next(stage)
     assert (waits.n_looks, waits.n_found) == (1, 2)
@@ -69,7 +69,7 @@ def test_a_consumer_looks_how_many_items_are_ready():
 def test_the_occupancy_of_a_queue_is_the_share_of_its_places_that_were_full(
     n_looks, n_found, occupancy
 ):
-    progress = Progress(waits=Waits(n_looks=n_looks, n_found=n_found))
+    progress = Progress(waits=WaitStats(n_looks=n_looks, n_found=n_found))
     assert figures(progress, [], depth=2)["queue_occupancy"] == occupancy
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpushard import Loader
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.stop_flag import StopFlag
 from loader_data import images
@@ -105,15 +105,15 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
     is_forgotten, monkeypatch
 ):
     monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
-    stage = Prefetched(iter("abc"), 1, StopFlag(), Waits())
+    stage = Prefetched(iter("abc"), 1, StopFlag(), WaitStats())
     stage.start()
-    while not stage._line.items.qsize():
+    while not stage._channel.items.qsize():
         time.sleep(0.001)
     time.sleep(0.02)  # until it waits for room
     thread = stage._thread
     # As far as either gets.
     cut_off = (lambda _: None) if is_forgotten else (lambda line: line.stop.set())
-    monkeypatch.setattr(prefetch._Line, "end", cut_off)
+    monkeypatch.setattr(prefetch._Channel, "end", cut_off)
     if is_forgotten:
         del stage
     else:
@@ -124,9 +124,9 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
 
 def ready(items, stop):
     """Items of which two were made ahead."""
-    stage = Prefetched(items, 2, stop, Waits())
+    stage = Prefetched(items, 2, stop, WaitStats())
     stage.start()
-    while stage._line.items.qsize() < 2:
+    while stage._channel.items.qsize() < 2:
         time.sleep(0.001)
     return stage
 

@@ -16,11 +16,11 @@ from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.devices.placement import (
     RATES,
     HostDecoding,
-    Load,
     Rates,
+    Workload,
     estimate,
-    load_of,
     without_libdeflate,
+    workload_of,
 )
 from gpushard.errors import OptionError
 from gpushard.options import KIB, MIB, Options
@@ -32,27 +32,27 @@ HOST = HostDecoding(threads=16, n_cpus=16)
 NO_HEADER = np.empty(0, np.uint8)
 
 
-def prefers_device(load):
-    costs = estimate(load, HOST)
+def prefers_device(workload):
+    costs = estimate(workload, HOST)
     return costs.device <= costs.host
 
 
 def test_one_large_zstd_frame_goes_to_the_host_and_thousands_to_the_device():
     step = Step(StepKind.ZSTD, "zstd", CHUNK_NBYTES)
-    assert not prefers_device(load_of(step, 1, 7_000_000, NO_HEADER))
+    assert not prefers_device(workload_of(step, 1, 7_000_000, NO_HEADER))
     small = Step(StepKind.ZSTD, "zstd", 64 * KIB)
-    assert prefers_device(load_of(small, 4096, 4096 * 32 * KIB, NO_HEADER))
-    assert not prefers_device(load_of(small, 10, 10 * 32 * KIB, NO_HEADER))
+    assert prefers_device(workload_of(small, 4096, 4096 * 32 * KIB, NO_HEADER))
+    assert not prefers_device(workload_of(small, 10, 10 * 32 * KIB, NO_HEADER))
 
 
 @pytest.mark.parametrize("compressor", ["lz4", "zstd"])
 def test_the_streams_of_a_shard_of_blosc_frames_go_to_the_device(compressor):
     step = Step(StepKind.BLOSC, "blosc", CHUNK_NBYTES)
     header = blosc_header(compressor, block_nbytes=128 * KIB)
-    load = load_of(step, 64, 64 * 7_000_000, header)
-    assert load.coding == f"blosc-{compressor}"
-    assert load.largest_nbytes == 128 * KIB
-    assert prefers_device(load)
+    workload = workload_of(step, 64, 64 * 7_000_000, header)
+    assert workload.coding == f"blosc-{compressor}"
+    assert workload.largest_nbytes == 128 * KIB
+    assert prefers_device(workload)
 
 
 def blosc_header(compressor, block_nbytes, item_nbytes=4, flags=16):
@@ -78,7 +78,7 @@ def test_split_blocks_are_streams_of_a_part_each(
 ):
     step = Step(StepKind.BLOSC, "blosc", CHUNK_NBYTES)
     header = blosc_header("lz4", block_nbytes, item_nbytes, flags=0)
-    assert load_of(step, 1, 1000, header).largest_nbytes == stream_nbytes
+    assert workload_of(step, 1, 1000, header).largest_nbytes == stream_nbytes
 
 
 def test_no_header_and_a_hostile_one_are_taken_for_something():
@@ -87,27 +87,29 @@ def test_no_header_and_a_hostile_one_are_taken_for_something():
     headers = [rng.integers(0, 256, 16, np.uint8) for _ in range(500)]
     zeros = np.zeros(16, np.uint8)
     for header in (NO_HEADER, zeros, *headers):
-        load = load_of(step, 3, 300, header)
-        assert 1 <= load.largest_nbytes <= 5000
-        assert min(estimate(load, HostDecoding(2, 2))) > 0
+        workload = workload_of(step, 3, 300, header)
+        assert 1 <= workload.largest_nbytes <= 5000
+        assert min(estimate(workload, HostDecoding(2, 2))) > 0
 
 
 def test_what_no_device_decodes_costs_it_for_ever():
     step = Step(StepKind.BLOSC, "blosc", CHUNK_NBYTES)
-    load = load_of(step, 64, 1000, blosc_header("blosclz", block_nbytes=128 * KIB))
-    assert not prefers_device(load)
+    workload = workload_of(
+        step, 64, 1000, blosc_header("blosclz", block_nbytes=128 * KIB)
+    )
+    assert not prefers_device(workload)
 
 
 def test_costs_are_the_slowest_of_what_overlaps(monkeypatch):
     rates = {"zstd": Rates(device=100.0, stream=10.0, host=20.0, together=1.0)}
-    load = Load("zstd", 8, 1, 4000, largest_nbytes=500)
+    workload = Workload("zstd", 8, 1, 4000, largest_nbytes=500)
     few, many = HostDecoding(4, 16, 0), HostDecoding(16, 16, 0)
-    assert estimate(load, few, rates) == (50.0, 50.0)
-    assert estimate(load, many, rates) == (50.0, 25.0)  # eight inner chunks, not 16
-    assert estimate(load, many._replace(row_s=0.5), rates) == (50.0, 29.0)
-    assert estimate(load._replace(largest_nbytes=100), few, rates).device == 40.0
+    assert estimate(workload, few, rates) == (50.0, 50.0)
+    assert estimate(workload, many, rates) == (50.0, 25.0)  # eight inner chunks, not 16
+    assert estimate(workload, many._replace(row_s=0.5), rates) == (50.0, 29.0)
+    assert estimate(workload._replace(largest_nbytes=100), few, rates).device == 40.0
     monkeypatch.setattr(placement, "HOST_NBYTES_PER_SECOND", 100.0)
-    assert estimate(load, many._replace(row_s=0.5), rates).host == 44.0
+    assert estimate(workload, many._replace(row_s=0.5), rates).host == 44.0
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ def test_costs_are_the_slowest_of_what_overlaps(monkeypatch):
 )
 def test_threads_decode_whole_inner_chunks_in_turns(n_rows, n_turns):
     rates = {"zstd": Rates(1.0, 1.0, host=20.0, together=1.0)}
-    load = Load("zstd", n_rows, 1, 400 * n_rows, 1)
-    assert estimate(load, HostDecoding(4, 4, 0), rates).host == pytest.approx(
+    workload = Workload("zstd", n_rows, 1, 400 * n_rows, 1)
+    assert estimate(workload, HostDecoding(4, 4, 0), rates).host == pytest.approx(
         n_turns * 400 / 20
     )
 
@@ -129,8 +131,8 @@ def test_threads_that_share_cores_are_as_fast_together_as_fewer_alone(
     n_rows, threads, seconds
 ):
     rates = {"zstd": Rates(1.0, 1.0, host=20.0, together=0.5)}
-    load = Load("zstd", n_rows, 1, 400 * n_rows, 1)
-    costs = estimate(load, HostDecoding(threads, 16, 0), rates)
+    workload = Workload("zstd", n_rows, 1, 400 * n_rows, 1)
+    costs = estimate(workload, HostDecoding(threads, 16, 0), rates)
     assert costs.host == pytest.approx(seconds)
 
 
@@ -155,8 +157,8 @@ def test_zlib_is_left_to_the_host_only_where_a_device_has_few_streams(
     coding, n, is_for_device
 ):
     nbytes = 256 * MIB // n
-    load = Load(coding, n, n * nbytes // 2, n * nbytes, nbytes)
-    costs = estimate(load, HOST, without_libdeflate(RATES))
+    workload = Workload(coding, n, n * nbytes // 2, n * nbytes, nbytes)
+    costs = estimate(workload, HOST, without_libdeflate(RATES))
     assert (costs.device <= costs.host) == is_for_device
 
 
@@ -164,8 +166,8 @@ def test_many_small_inner_chunks_are_decoded_where_no_lock_is_waited_for():
     """Blosc's LZ4, which threads of the host decode faster than any bus is."""
     step = Step(StepKind.BLOSC, "blosc", 128 * KIB)
     header = blosc_header("lz4", block_nbytes=128 * KIB, item_nbytes=1)
-    assert prefers_device(load_of(step, 512, 512 * 64 * KIB, header))
-    assert not prefers_device(load_of(step, 16, 16 * 64 * KIB, header))
+    assert prefers_device(workload_of(step, 512, 512 * 64 * KIB, header))
+    assert not prefers_device(workload_of(step, 16, 16 * 64 * KIB, header))
 
 
 # Streams, bytes of each and seconds of nvCOMP's decoder alone (H200, nvCOMP 6.0).
@@ -187,8 +189,8 @@ ON_AN_H200 = {
     [(coding, *row) for coding, rows in ON_AN_H200.items() for row in rows],
 )
 def test_what_a_device_took_is_estimated_to_within_half(coding, n, nbytes, seconds):
-    load = Load(coding, n, n * nbytes // 2, n * nbytes, nbytes)
-    assert seconds / 1.5 < estimate(load, HOST).device < seconds * 1.5
+    workload = Workload(coding, n, n * nbytes // 2, n * nbytes, nbytes)
+    assert seconds / 1.5 < estimate(workload, HOST).device < seconds * 1.5
 
 
 @pytest.fixture

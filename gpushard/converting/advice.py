@@ -23,7 +23,7 @@ from gpushard.devices.placement import (
     UPLOAD_NBYTES_PER_SECOND,
     Costs,
     HostDecoding,
-    Load,
+    Workload,
     estimate,
 )
 from gpushard.errors import UnsupportedError
@@ -309,8 +309,8 @@ def _plan(
     stream = stream_nbytes(coding, chunk_nbytes)
     n_rows = -(-decoded // chunk_nbytes)
     encoded = decoded if coding == "raw" else int(decoded / given.ratio)
-    load = Load(coding, n_rows, encoded, decoded, stream)
-    costs = estimate(load, HostDecoding(given.threads, given.threads))
+    workload = Workload(coding, n_rows, encoded, decoded, stream)
+    costs = estimate(workload, HostDecoding(given.threads, given.threads))
     if coding == "raw":
         costs = Costs(costs.host, costs.host)
     n_streams = 0 if costs.device == inf else -(-decoded // max(1, stream))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gpushard.devices.budget import LEAD_NBYTES, row_pitch
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decoding.row_tables import RowTables
-from gpushard.devices.decoding.steps import Decoder, landing_alignment
+from gpushard.devices.decoding.steps import BatchDecoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.host_rows import put_rows
 from gpushard.devices.kernels import threads_of
@@ -34,7 +34,7 @@ from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
 
-class Fetched(NamedTuple):
+class BatchInput(NamedTuple):
     """Inner chunks of one block of a job, and their encoded bytes."""
 
     job: Job
@@ -42,7 +42,7 @@ class Fetched(NamedTuple):
     encoded: Encoded
 
 
-Settle = Callable[[Lane, Fetched], None]
+Settle = Callable[[Lane, BatchInput], None]
 
 
 class _Scatter(NamedTuple):
@@ -63,7 +63,7 @@ def fill(lane: Lane, targets: Targets, block: ShardBlock, columns: Ints) -> None
 
 
 def decode_on_host(
-    lane: Lane, chain: DeviceChain, targets: Targets, fetched: Fetched
+    lane: Lane, chain: DeviceChain, targets: Targets, fetched: BatchInput
 ) -> None:
     """Enqueue scattering inner chunks that the host decodes.
 
@@ -82,7 +82,7 @@ def decode(
     lane: Lane,
     chain: DeviceChain,
     targets: Targets,
-    fetched: Fetched,
+    fetched: BatchInput,
     settle: Settle,
 ) -> None:
     """Enqueue bringing, decoding and scattering inner chunks; or copying plain ones.
@@ -154,7 +154,7 @@ def _decode(
     laid = RowTables.lay(page, chain, payload, places)
     address = lane.place_page(page)
     tables = laid.at(address)
-    decoder = Decoder(RowStreams(lane, tables), tables.src, tables.src_nbytes)
+    decoder = BatchDecoder(RowStreams(lane, tables), tables.src, tables.src_nbytes)
     for index, step in enumerate(chain.steps):
         decoder.run(step, index)
     for scatter in scatters:

@@ -27,7 +27,7 @@ from gpushard.devices.base import (
 from gpushard.devices.cuda_copies import CudaCopier, copy_calls, query_calls
 from gpushard.devices.cuda_facts import version_text
 from gpushard.devices.cuda_modules import CudaModules, architecture_for
-from gpushard.devices.endless import DeviceMemory, Endless
+from gpushard.devices.endless import Endless, PooledBuffer
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
@@ -182,7 +182,7 @@ class CudaDevice:
         # may have to wait. No other work uses this stream.
         with self._current(), self._own_stream:
             memory = self._cupy.cuda.alloc(nbytes)
-        buffer = DeviceMemory(memory, nbytes, self._endless)
+        buffer = PooledBuffer(memory, nbytes, self._endless)
         self.wait_for(int(self._own_stream.ptr))
         return buffer
 

@@ -8,7 +8,7 @@ from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
 from gpushard.devices.host_rows import decoding, rates_here
 from gpushard.devices.payload.answers import Encoded
-from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, load_of
+from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, workload_of
 from gpushard.fetching.job import Job
 
 # What is known of an array: the first bytes of the last inner chunk that was looked at.
@@ -74,5 +74,5 @@ class Decider:
     def _costs(self, job: Job, step: Step, n_rows: int, nbytes: int) -> Costs:
         header = job.source.facts.get(_HEADER, _NOTHING)
         host = decoding(self.chain, job.source, self._n_lanes)
-        load = load_of(step, n_rows, nbytes, header)
-        return estimate(load, host, rates_here(self._device.rates))
+        workload = workload_of(step, n_rows, nbytes, header)
+        return estimate(workload, host, rates_here(self._device.rates))

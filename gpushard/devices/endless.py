@@ -70,7 +70,7 @@ class Endless:
         self._pooled.setdefault(nbytes, deque()).append(None)
 
 
-class DeviceMemory:
+class PooledBuffer:
     """Memory from an allocator, which is kept when its owner goes; see `Endless`.
 
     `memory` is freed when it is dropped, and has its address as ``ptr``.

@@ -131,7 +131,7 @@ LOOPS_ROW_S = 1e-6
 HOST_NBYTES_PER_SECOND = 35e9
 
 
-class Load(NamedTuple):
+class Workload(NamedTuple):
     """Inner chunks to be decoded side by side.
 
     Attributes
@@ -176,9 +176,9 @@ class Costs(NamedTuple):
     host: float
 
 
-def load_of(
+def workload_of(
     step: Step, n_rows: int, encoded_nbytes: int, first: NDArray[np.uint8]
-) -> Load:
+) -> Workload:
     """Load of `n_rows` inner chunks whose compressor `step` decodes.
 
     They have `encoded_nbytes` together. `first` has the encoded bytes of one of them,
@@ -189,7 +189,7 @@ def load_of(
         compressor, largest = _blosc_stream(first, step.decoded_nbytes)
         coding = f"blosc-{compressor}"
     decoded_nbytes = n_rows * step.decoded_nbytes
-    return Load(coding, n_rows, encoded_nbytes, decoded_nbytes, largest)
+    return Workload(coding, n_rows, encoded_nbytes, decoded_nbytes, largest)
 
 
 def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, int]:
@@ -207,7 +207,7 @@ def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, i
 
 
 def estimate(
-    load: Load, host: HostDecoding, rates: Mapping[str, Rates] = RATES
+    workload: Workload, host: HostDecoding, rates: Mapping[str, Rates] = RATES
 ) -> Costs:
     """Estimated time on a device and on the host.
 
@@ -215,19 +215,19 @@ def estimate(
     inner chunk, so that a few large ones keep only so many threads busy, and the last
     of them only some.
     """
-    known = rates.get(load.coding)
-    written = load.decoded_nbytes / HOST_NBYTES_PER_SECOND  # and the bus is faster
+    known = rates.get(workload.coding)
+    written = workload.decoded_nbytes / HOST_NBYTES_PER_SECOND  # and the bus is faster
     if known is None:
         return Costs(inf, written)
     on_device = max(
-        load.decoded_nbytes / known.device,
-        load.largest_nbytes / known.stream,
-        load.encoded_nbytes / UPLOAD_NBYTES_PER_SECOND,
+        workload.decoded_nbytes / known.device,
+        workload.largest_nbytes / known.stream,
+        workload.encoded_nbytes / UPLOAD_NBYTES_PER_SECOND,
     )
-    n_threads = max(1, min(host.threads, load.n_rows))
+    n_threads = max(1, min(host.threads, workload.n_rows))
     # So many threads that decode alone would be as fast as all of these together.
     n_alone = min(n_threads, max(1.0, known.together * host.n_cpus))
-    n_turns = max(-(-load.n_rows // n_threads), load.n_rows / n_alone)
-    decoding = n_turns * load.decoded_nbytes / (load.n_rows * known.host)
-    on_host = max(decoding, written) + load.n_rows * host.row_s
+    n_turns = max(-(-workload.n_rows // n_threads), workload.n_rows / n_alone)
+    decoding = n_turns * workload.decoded_nbytes / (workload.n_rows * known.host)
+    on_host = max(decoding, written) + workload.n_rows * host.row_s
     return Costs(on_device, on_host)

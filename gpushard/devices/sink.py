@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from gpushard.devices.base import Device, Event, Stream, wait_out
-from gpushard.devices.batch import Fetched, decode, decode_on_host, fill
+from gpushard.devices.batch import BatchInput, decode, decode_on_host, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
@@ -258,7 +258,7 @@ class DeviceSink:
             some = encoded[first : first + size]
             lane.settle_all()
             try:
-                fetched = Fetched(job, block, some)
+                fetched = BatchInput(job, block, some)
                 if decodes:
                     lane.decoding = (block, some.column) if self.chain.steps else None
                     decode(lane, self.chain, self._targets, fetched, self._put_refused)
@@ -281,7 +281,7 @@ class DeviceSink:
                 place = "device" if decodes else "host"
                 job.tally.add(**{f"n_decoded_on_{place}": len(some)})
 
-    def _put_refused(self, lane: Lane, refused: Fetched) -> None:
+    def _put_refused(self, lane: Lane, refused: BatchInput) -> None:
         """Enqueue inner chunks that the device refused, decoded by the host."""
         n_refused = len(refused.encoded)
         _log.debug("the host decodes %d refused inner chunks", n_refused)

@@ -12,7 +12,7 @@ from typing import Any
 from gpushard.loader.batches import Batch, cut_batches
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
-from gpushard.loader.prefetch import Prefetched, Waits
+from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.reading import PlannedLoad, Reader
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Share
@@ -70,12 +70,14 @@ class Course:
         )
         plans = _plans(reader, settings, standing, order, share)
         n_plans = place.n_planned if settings.n_ahead else 0
-        loads = reader.loads(self._ahead(plans, n_plans, Waits()))
-        waits = Waits() if settings.n_finished_ahead else progress.waits
+        loads = reader.loads(self._ahead(plans, n_plans, WaitStats()))
+        waits = WaitStats() if settings.n_finished_ahead else progress.waits
         cut = cut_batches(loads, share, standing.step)
         self._cut = self._ahead(cut, settings.n_ahead, waits)
 
-    def _ahead(self, items: Iterator[Any], depth: int, waits: Waits) -> Iterator[Any]:
+    def _ahead(
+        self, items: Iterator[Any], depth: int, waits: WaitStats
+    ) -> Iterator[Any]:
         """The same items, up to `depth` of them made ahead by a thread."""
         if not depth:
             return items
@@ -149,7 +151,7 @@ class Pass:
         self._stages: list[Prefetched[Any]] = []
 
     def batches(
-        self, finish: Callable[[Batch], tuple[Batch, Any]], depth: int, waits: Waits
+        self, finish: Callable[[Batch], tuple[Batch, Any]], depth: int, waits: WaitStats
     ) -> Iterator[tuple[Batch, Any]]:
         """Batches, each with the result of `finish`.
 

@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 @dataclass
-class Waits:
+class WaitStats:
     """How long a consumer waited, and how full it found its queue.
 
     Attributes
@@ -49,7 +49,7 @@ class _End:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line(Generic[Item]):
+class _Channel(Generic[Item]):
     """Queues between the thread and its consumer; holds no reference to the consumer.
 
     An interrupt of the consumer cannot leave a lock of these queues taken.
@@ -60,18 +60,18 @@ class _Line(Generic[Item]):
         Set to end the thread.
     items
         Items that were made, and an `_End` after the last one.
-    room
-        One entry for each item that may be made.
+    permits
+        One entry for each item that the thread may make.
     """
 
     stop: StopFlag
     items: SimpleQueue[Item | _End] = field(default_factory=lambda: SimpleQueue())
-    room: SimpleQueue[None] = field(default_factory=lambda: SimpleQueue())
+    permits: SimpleQueue[None] = field(default_factory=lambda: SimpleQueue())
 
     def end(self) -> None:
-        """Wake both sides: the thread waiting for room, and the waiting consumer."""
+        """Wake both sides: the thread that waits for a permit, and the consumer."""
         self.stop.set()
-        self.room.put(None)
+        self.permits.put(None)
         self.clear()
         self.items.put(_End())
 
@@ -103,23 +103,23 @@ class Prefetched(Generic[Item]):
     """
 
     def __init__(
-        self, items: Iterator[Item], depth: int, stop: StopFlag, waits: Waits
+        self, items: Iterator[Item], depth: int, stop: StopFlag, waits: WaitStats
     ) -> None:
-        self._line: _Line[Item] = _Line(stop)
+        self._channel: _Channel[Item] = _Channel(stop)
         for _ in range(min(depth, _MOST_AHEAD)):
-            self._line.room.put(None)
+            self._channel.permits.put(None)
         self._waits = waits
         self._is_ended = False
         self._thread = threading.Thread(
             target=_run,
-            args=(items, self._line, ref(self)),
+            args=(items, self._channel, ref(self)),
             name="gpushard-loader",
             daemon=True,
         )
         self._pid = os.getpid()
         # It runs once: a generator that is dropped with the last modules finds nothing
         # left to do, and nothing of this module any more.
-        self._end = finalize(self, _end_here, self._line, self._pid)
+        self._end = finalize(self, _end_here, self._channel, self._pid)
 
     def start(self) -> None:
         """Start the thread."""
@@ -136,13 +136,13 @@ class Prefetched(Generic[Item]):
             )
         if self._is_ended:
             raise StopIteration
-        line, begin = self._line, time.perf_counter()
+        channel, begin = self._channel, time.perf_counter()
         self._waits.n_looks += 1
-        self._waits.n_found += line.items.qsize()
-        item = _next_item(line)
+        self._waits.n_found += channel.items.qsize()
+        item = _next_item(channel)
         self._waits.seconds += time.perf_counter() - begin
-        if not (isinstance(item, _End) or line.stop.is_set()):
-            line.room.put(None)
+        if not (isinstance(item, _End) or channel.stop.is_set()):
+            channel.permits.put(None)
             return item
         self._is_ended = True
         if isinstance(item, _End) and item.error is not None:
@@ -159,23 +159,23 @@ class Prefetched(Generic[Item]):
             self._thread.join(timeout)
 
 
-def _end_here(line: _Line[Any], pid: int) -> None:
+def _end_here(channel: _Channel[Any], pid: int) -> None:
     # A forked process has no such thread, and its queues may be in any state.
     if os.getpid() == pid:
-        line.end()
+        channel.end()
 
 
 def _run(
-    items: Iterator[Any], line: _Line[Any], consumer: ref[Prefetched[Any]]
+    items: Iterator[Any], channel: _Channel[Any], consumer: ref[Prefetched[Any]]
 ) -> None:
     end = _End()
-    enter(line.stop)
+    enter(channel.stop)
     try:
-        while _has_room(line, consumer):
-            item = next(items, line)
-            if item is line:
+        while _got_permit(channel, consumer):
+            item = next(items, channel)
+            if item is channel:
                 break
-            line.items.put(item)
+            channel.items.put(item)
             del item
         close = getattr(items, "close", None)
         if close is not None:
@@ -183,27 +183,28 @@ def _run(
     except BaseException as raised:  # noqa: BLE001 - raised again by the consumer
         end = _End(raised)
     leave()
-    if line.stop.is_set():
-        line.clear()
-    line.items.put(end)
+    if channel.stop.is_set():
+        channel.clear()
+    channel.items.put(end)
 
 
-def _next_item(line: _Line[Item]) -> Item | _End:
-    """Wait for the next item; an end if the line was ended, though nobody could tell.
+def _next_item(channel: _Channel[Item]) -> Item | _End:
+    """Wait for the next item; an end if the channel was ended.
 
-    An interrupt may come between the steps that end a line.
+    An interrupt may come between the steps of `_Channel.end`. So the flag is checked
+    even if no `_End` arrives.
     """
     while True:
         with suppress(Empty):
-            return line.items.get(timeout=_LOOK_AGAIN_S)
-        if line.stop.is_set():
+            return channel.items.get(timeout=_LOOK_AGAIN_S)
+        if channel.stop.is_set():
             return _End()
 
 
-def _has_room(line: _Line[Any], consumer: ref[Prefetched[Any]]) -> bool:
-    """Wait until there is room for an item; False if no item is wanted any more."""
-    while not line.stop.is_set() and consumer() is not None:
+def _got_permit(channel: _Channel[Any], consumer: ref[Prefetched[Any]]) -> bool:
+    """Wait for a permit to make an item; False if no item is wanted any more."""
+    while not channel.stop.is_set() and consumer() is not None:
         with suppress(Empty):
-            line.room.get(timeout=_LOOK_AGAIN_S)
-            return not line.stop.is_set()
+            channel.permits.get(timeout=_LOOK_AGAIN_S)
+            return not channel.stop.is_set()
     return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushard.loader.fields import Field
-from gpushard.loader.prefetch import Waits
+from gpushard.loader.prefetch import WaitStats
 from gpushard.loader.reading import Incidents
 
 
@@ -32,7 +32,7 @@ class Progress:
     n_samples: int = 0
     nbytes: int = 0
     busy_seconds: float = 0.0
-    waits: Waits = field(default_factory=Waits)
+    waits: WaitStats = field(default_factory=WaitStats)
     incidents: Incidents = field(default_factory=Incidents)
     begun: float | None = None
 

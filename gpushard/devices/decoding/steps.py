@@ -44,7 +44,7 @@ _GATES = {
 
 
 @dataclass(slots=True)
-class Decoder:
+class BatchDecoder:
     """Enqueues the steps of one batch on its lane.
 
     `src` and `src_nbytes` are the tables that the next step reads. `arena` is the arena
