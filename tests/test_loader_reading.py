@@ -274,13 +274,13 @@ def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeyp
     z = zarr.create_array(tmp_path, shape=(8, 3), chunks=(4, 3), dtype="u2")
     z[...] = 1
     (tmp_path / "c/1/0").write_bytes(b"?")
-    begun, tried = reading.Reader._begun, []
+    begun, tried = reading.Reader._begin_again, []
 
     def told(reader, start, samples):
         tried.append(samples.tolist())
         return begun(reader, start, samples)
 
-    monkeypatch.setattr(reading.Reader, "_begun", told)
+    monkeypatch.setattr(reading.Reader, "_begin_again", told)
     damaged = gpushard.open_array(tmp_path)
     options = {"batch_size": 4, "on_error": "skip"}
     assert not list(Loader(damaged, sampler=[4, 5, 6, 7], **options))

@@ -273,7 +273,7 @@ def test_an_epoch_or_a_step_that_is_no_number_is_refused(name, number):
 def test_only_an_epoch_of_which_batches_were_handed_out_can_be_over(
     step, n_steps, epoch
 ):
-    assert Standing(4, step).again(lambda: n_steps) == Standing(epoch, 0)
+    assert Standing(4, step).restarted(lambda: n_steps) == Standing(epoch, 0)
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"version": 99}, {"version": 1}])

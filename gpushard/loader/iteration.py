@@ -25,10 +25,10 @@ from gpushard.stop_flag import StopFlag
 _LONGEST_JOIN, _INTERRUPTED_JOIN = 10.0, 0.5
 
 
-class Course:
-    """An epoch from a step on, and the next epochs, in batches; threads read ahead.
+class Epochs:
+    """Batches of an epoch from a step on, and of the next epochs; threads read ahead.
 
-    The threads read on into as many epochs as the settings say, and hold no more loads
+    The threads read on into as many epochs as the settings say. They hold no more loads
     across the border of two epochs than within one.
 
     Parameters
@@ -51,7 +51,8 @@ class Course:
     ) -> None:
         self._settings = settings
         self._epoch = standing.epoch
-        self._is_at_end = False  # of the epoch, whose last load was taken
+        # Whether the last load of the current epoch was taken.
+        self._is_at_end = False
         self._pid = os.getpid()
         self._stop = StopFlag()
         self.stages: list[Prefetched[Any]] = []
@@ -66,7 +67,7 @@ class Course:
             settings.on_error,
             self._stop,
             progress.incidents,
-            place.n_behind if settings.n_ahead else 0,
+            place.n_under_way if settings.n_ahead else 0,
         )
         plans = _plans(reader, settings, standing, order, share)
         n_plans = place.n_planned if settings.n_ahead else 0
@@ -84,8 +85,8 @@ class Course:
         self.stages.append(Prefetched(items, depth, self._stop, waits))
         return self.stages[-1]
 
-    def begin(self) -> None:
-        """Begin the first epoch, or else the next one."""
+    def begin_epoch(self) -> None:
+        """Begin the first epoch; called again, the next one."""
         if self._is_at_end:
             self._epoch += 1
             self._is_at_end = False
@@ -107,12 +108,12 @@ class Course:
             del batches
             yield handed.pop()
 
-    def behind(self, standing: Standing) -> Standing:
-        """Where the epoch after a standing begins, or its own if it is not over."""
-        return standing.again(lambda: self._n_steps)
+    def start_after(self, standing: Standing) -> Standing:
+        """Start of the epoch at `standing`, or of the next one if that one is over."""
+        return standing.restarted(lambda: self._n_steps)
 
-    def leads_on_to(self, standing: Standing) -> bool:
-        """Whether the next load is one that was read ahead for this place."""
+    def continues_at(self, standing: Standing) -> bool:
+        """Whether the next load was read ahead for the epoch that begins there."""
         return (
             self._is_at_end
             and not self._stop.is_set()
@@ -144,10 +145,10 @@ def _plans(
 
 
 class Pass:
-    """One pass over an epoch of a course, with a thread that finishes batches."""
+    """One pass over an epoch, with a thread that finishes batches."""
 
-    def __init__(self, course: Course) -> None:
-        self._course: Course | None = course
+    def __init__(self, epochs: Epochs) -> None:
+        self._epochs: Epochs | None = epochs
         self._stages: list[Prefetched[Any]] = []
 
     def batches(
@@ -164,11 +165,11 @@ class Pass:
         waits
             Counts how the consumer waits, if batches are finished ahead.
         """
-        course = self._course
-        if course is None:  # another thread closed it
+        epochs = self._epochs
+        if epochs is None:  # another thread closed it
             return iter(())
-        course.begin()
-        finished = map(finish, chain.from_iterable(course.loads()))
+        epochs.begin_epoch()
+        finished = map(finish, chain.from_iterable(epochs.loads()))
         if not depth:
             return finished
         stage = Prefetched(finished, depth, StopFlag(), waits)
@@ -177,35 +178,35 @@ class Pass:
         stage.start()
         return stage
 
-    def leads_on(self, standing: Standing) -> bool:
-        """Whether the epoch is over there, and the next one was read ahead."""
-        course = self._course
-        return course is not None and course.leads_on_to(course.behind(standing))
+    def is_continued_at(self, standing: Standing) -> bool:
+        """Whether the epoch is over at `standing`, and the next one was read ahead."""
+        epochs = self._epochs
+        return epochs is not None and epochs.continues_at(epochs.start_after(standing))
 
-    def rest(self, standing: Standing) -> Course | None:
-        """The course, if it leads on from there; the pass does not end it then."""
-        if not self.leads_on(standing):
+    def take_epochs(self, standing: Standing) -> Epochs | None:
+        """The epochs, if they go on at `standing`; then the pass does not end them."""
+        if not self.is_continued_at(standing):
             return None
-        course, self._course = self._course, None
-        return course
+        epochs, self._epochs = self._epochs, None
+        return epochs
 
     def close(self, *, joins: bool = False) -> None:
         """End the threads of the pass; see `end`."""
-        end(self._course, self._stages, joins=joins)
+        end(self._epochs, self._stages, joins=joins)
 
 
 def end(
-    course: Course | None, stages: Sequence[Prefetched[Any]] = (), *, joins: bool
+    epochs: Epochs | None, stages: Sequence[Prefetched[Any]] = (), *, joins: bool
 ) -> None:
-    """End the threads of a course and others; with `joins`, wait until they have ended.
+    """End the threads of epochs and others; with `joins`, wait until they have ended.
 
     During an interrupt, also in a ``with`` block, the wait is short. A thread in a long
     task then ends after that task, or together with the interpreter.
     """
     ended = [*stages]
-    if course is not None:
-        course.close()
-        ended += course.stages
+    if epochs is not None:
+        epochs.close()
+        ended += epochs.stages
     for stage in stages:
         stage.close()
     if joins:

@@ -10,7 +10,7 @@ from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader.arguments import held_arrays
 from gpushard.loader.batches import Batch, Kind
-from gpushard.loader.iteration import Course, Pass, end
+from gpushard.loader.iteration import Epochs, Pass, end
 from gpushard.loader.ranks import refuse_other_ranks
 from gpushard.loader.reading import OnError
 from gpushard.loader.settings import Settings
@@ -171,7 +171,7 @@ class Loader:
         self._is_resumed = False
         self._is_asked = False  # for its epoch, by `set_epoch`
         self._pass: Pass | None = None
-        self._ahead: Course | None = None  # which has read into the next epoch
+        self._ahead: Epochs | None = None  # which has read into the next epoch
         tell_torch(Loader)
 
     @property
@@ -215,12 +215,12 @@ class Loader:
         # Cleared first, so that the ended iteration does not count this as its end.
         ended, self._pass = self._pass, None
         if ended is not None:
-            self._ahead = ended.rest(self._standing)
+            self._ahead = ended.take_epochs(self._standing)
             ended.close(joins=joins)
 
     def _keep_ahead(self) -> None:
         """Keep what was read ahead if it is for the place where the loader stands."""
-        if self._ahead is not None and not self._ahead.leads_on_to(self._standing):
+        if self._ahead is not None and not self._ahead.continues_at(self._standing):
             self._drop_ahead()
 
     def _drop_ahead(self, *, joins: bool = False) -> None:
@@ -247,12 +247,12 @@ class Loader:
         refuse_workers(device=settings.device is not None)
         if self._finds_ranks:
             refuse_other_ranks(settings.ranks)
-        begun = self._begin()
+        current = self._begin()
         progress, standing = self._progress, self._standing
         n_finished = settings.n_finished_ahead
         progress.begin()
         try:
-            batches = begun.batches(self._finish, n_finished, progress.waits)
+            batches = current.batches(self._finish, n_finished, progress.waits)
             for batch, value in batches:
                 self._standing = Standing(standing.epoch, batch.step + 1)
                 progress.handed(
@@ -262,8 +262,8 @@ class Loader:
                 del batch
                 yield value
                 del value
-                self._check_current(begun)
-            self._check_current(begun)
+                self._check_current(current)
+            self._check_current(current)
             self._standing = Standing(standing.epoch + 1, 0)
             # The threads only have to return. None must be left when the interpreter
             # ends: a thread in the code of another library may not survive that.
@@ -271,9 +271,9 @@ class Loader:
         finally:
             # Who counts batches drops the iteration behind the last one, and what was
             # read ahead is for the next epoch then, too.
-            if self._pass is begun and begun.leads_on(self._standing):
+            if self._pass is current and current.is_continued_at(self._standing):
                 self._leave()
-            begun.close()
+            current.close()
             progress.end()
 
     def _begin(self) -> Pass:
@@ -281,17 +281,17 @@ class Loader:
         self._leave()
         if not self._is_resumed:
             n_steps = None if self._is_asked else lambda: len(self)
-            self._standing = self._standing.again(n_steps)
+            self._standing = self._standing.restarted(n_steps)
         self._is_resumed = self._is_asked = False
         self._keep_ahead()
-        course, self._ahead = self._ahead, None
-        if course is None:
-            course = Course(self._settings, self._place, self._standing, self._progress)
-        self._pass = begun = Pass(course)
-        return begun
+        epochs, self._ahead = self._ahead, None
+        if epochs is None:
+            epochs = Epochs(self._settings, self._place, self._standing, self._progress)
+        self._pass = current = Pass(epochs)
+        return current
 
-    def _check_current(self, begun: Pass) -> None:
-        if self._pass is not begun:
+    def _check_current(self, current: Pass) -> None:
+        if self._pass is not current:
             raise OptionError(
                 "this iteration has ended: the loader was closed, moved to another"
                 " place or iterated anew",

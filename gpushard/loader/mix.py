@@ -171,16 +171,16 @@ class Mix:
         """A new pass, the only one; at the start of the epoch unless it was resumed."""
         if not self._is_resumed:
             n_steps = None if self._is_asked else lambda: len(self)
-            self._stand(self._standing.again(n_steps))
+            self._stand(self._standing.restarted(n_steps))
             for loader in self._loaders:
                 loader._start(self._standing.epoch)  # noqa: SLF001
         self._is_resumed = self._is_asked = False
-        self._pass = begun = object()
-        return begun
+        self._pass = current = object()
+        return current
 
     def _iterate(self) -> Iterator[Any]:
         # Not before the first batch is asked for: until then, others may move the mix.
-        begun = self._begin()
+        current = self._begin()
         epoch = self._standing.epoch
         iterators = [iter(loader) for loader in self._loaders]
         step = self._standing.step
@@ -198,7 +198,7 @@ class Mix:
             self._standing = Standing(epoch, step)
             yield (batch, self._names[k]) if self._return_source else batch
             del batch
-            if self._pass is not begun:
+            if self._pass is not current:
                 raise OptionError(
                     "this iteration has ended: the mix was closed, moved to another"
                     " place or iterated anew"

@@ -40,8 +40,8 @@ class Place(Protocol):
     """Memory that samples are read into."""
 
     @property
-    def n_behind(self) -> int:
-        """Number of reads still under way when the next one is begun."""
+    def n_under_way(self) -> int:
+        """Number of reads that may still be under way when the next one is begun."""
         ...
 
     @property
@@ -82,7 +82,7 @@ class HostPlace:
         The host memory to use.
     """
 
-    n_behind, n_planned = 0, 1
+    n_under_way, n_planned = 0, 1
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -125,7 +125,7 @@ class DevicePlace:
         Number of stored arrays that a load reads.
     """
 
-    n_behind, n_planned = 1, 0
+    n_under_way, n_planned = 1, 0
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class DevicePlace:
         self._device = device
         self._host = host
         self._pid = os.getpid()
-        self._n_sharing = n_arrays * (1 + self.n_behind)
+        self._n_sharing = n_arrays * (1 + self.n_under_way)
 
     def load_factor(self, *, lands_in_place: bool) -> int:
         """See `Place`: a read takes the host some 6 ms, whatever its size."""

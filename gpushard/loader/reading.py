@@ -132,7 +132,7 @@ class Reader:
         What to do with samples that cannot be read.
     stop
         Set to end reading after the current task, whose requests are broken off.
-    n_behind
+    n_under_way
         Number of loads that may be under way when the next one is begun.
     attempts
         The read that was begun last to repeat a load, or a part of it; or none.
@@ -145,7 +145,7 @@ class Reader:
     on_error: OnError
     stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
-    n_behind: int = 0
+    n_under_way: int = 0
     attempts: list[PlannedLoad] = field(default_factory=list[PlannedLoad])
 
     def plans(
@@ -194,70 +194,70 @@ class Reader:
 
         On a device, a load is waited for once the next one is under way.
         """
-        begun: deque[PlannedLoad] = deque()
+        under_way: deque[PlannedLoad] = deque()
         try:
             for planned in plans:
-                begun.append(planned)
+                under_way.append(planned)
                 self._begin(planned)
                 del planned
-                if len(begun) > self.n_behind:
-                    yield self._oldest(begun)
-            while begun:
-                yield self._oldest(begun)
+                if len(under_way) > self.n_under_way:
+                    yield self._oldest(under_way)
+            while under_way:
+                yield self._oldest(under_way)
         except Stopped:  # nobody waits for loads any more
             return
         finally:
-            for left in (*self.attempts, *begun):
+            for left in (*self.attempts, *under_way):
                 self.place.abandon(left.jobs)
             self.attempts.clear()
 
-    def _oldest(self, begun: deque[PlannedLoad]) -> Load:
-        """Load of the read that was begun first, which is begun no more.
+    def _oldest(self, under_way: deque[PlannedLoad]) -> Load:
+        """Load of the oldest read in `under_way`, which is then removed from it.
 
         If a device broke of damage, that may be damage in any of the reads. After an
-        error or an interrupt, `begun` and `attempts` have what is to be abandoned.
+        error or an interrupt, `under_way` and `attempts` have what is to be abandoned.
         """
         try:
-            load = self._load(begun[0])
+            load = self._load(under_way[0])
         except DeviceError as error:
-            reads = [*self.attempts, *begun]
+            reads = [*self.attempts, *under_way]
             for read in reads:
                 self.place.abandon(read.jobs)
             for read in reads:
                 with self._failing(read):
                     self.place.blame(error, read.jobs, self.stop)
             raise
-        begun.popleft()
+        under_way.popleft()
         self.attempts.clear()
         return load
 
-    def _load(self, begun: PlannedLoad) -> Load:
-        start, samples = begun.start, begun.samples
+    def _load(self, read: PlannedLoad) -> Load:
+        start, samples = read.start, read.samples
         kept = np.ones(len(samples), np.bool_)
         try:
-            return Load(start, kept, samples, self._read(begun, _PAUSES))
+            return Load(start, kept, samples, self._read(read, _PAUSES))
         except (CorruptShardError, StoreError):
             if self.on_error == "raise":
                 raise
         kept = self._readable(samples)
         self.incidents.n_skipped += int(len(kept) - kept.sum())
         samples = samples[kept]
-        arrays = self._read(self._begun(start, samples), _PAUSES)
+        arrays = self._read(self._begin_again(start, samples), _PAUSES)
         return Load(start, kept, samples, arrays)
 
-    def _read(self, begun: PlannedLoad, pauses: Sequence[float]) -> list[SampleRows]:
+    def _read(self, read: PlannedLoad, pauses: Sequence[float]) -> list[SampleRows]:
         """One array for each field; a failed read is repeated after each pause."""
         for pause in pauses:
             try:
-                return self._finish(begun)
+                return self._finish(read)
             except WindowMovedError:  # trying again cannot help
                 raise
             except StoreError:
                 self.incidents.n_retries += 1
                 if self.stop.wait(pause):
                     raise Stopped("stopped") from None
-            begun = self._begun(begun.start, begun.samples)
-        return self._finish(begun)
+            read = self._begin_again(read.start, read.samples)
+        return self._finish(read)
 
     def _planned(self, start: int, samples: Ints, origins: Ints) -> PlannedLoad:
         """A planned read of all fields; `_finish` raises its errors."""
@@ -312,22 +312,22 @@ class Reader:
         except GpushardError as error:
             read.error = error
 
-    def _begun(self, start: int, samples: Ints) -> PlannedLoad:
+    def _begin_again(self, start: int, samples: Ints) -> PlannedLoad:
         self.attempts.clear()  # its memory is not to be held beside the next one's
         planned = self._planned(start, samples, self.origins.of(samples))
         self.attempts.append(planned)
         self._begin(planned)
         return planned
 
-    def _finish(self, begun: PlannedLoad) -> list[SampleRows]:
+    def _finish(self, read: PlannedLoad) -> list[SampleRows]:
         """One complete array for each field."""
-        if begun.error is not None:
+        if read.error is not None:
             if self.stop.is_set():  # it may be of a request that was broken off
                 raise Stopped("stopped")
-            raise begun.error
-        with self._failing(begun):
-            finish(begun.jobs)
-            return [done() for done in begun.finishers]
+            raise read.error
+        with self._failing(read):
+            finish(read.jobs)
+            return [done() for done in read.finishers]
 
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
@@ -348,7 +348,7 @@ class Reader:
             pauses = (0.0,) * len(_PAUSES) if is_one else ()
             started = monotonic()
             try:
-                self._read(self._begun(0, samples[piece]), pauses)
+                self._read(self._begin_again(0, samples[piece]), pauses)
             except (CorruptShardError, StoreError) as error:
                 is_slow = monotonic() - started > _SLOW_S
                 if not is_one:

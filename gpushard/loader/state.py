@@ -26,10 +26,11 @@ class Standing:
     epoch: int
     step: int
 
-    def again(self, n_steps: Callable[[], int] | None) -> Standing:
+    def restarted(self, n_steps: Callable[[], int] | None) -> Standing:
         """Start of the epoch, or of the next one if all its batches were handed out.
 
-        Who counts batches, as Lightning does, never asks for one more than there are.
+        A consumer that counts batches, as Lightning does, never asks for one too many.
+        So its iteration does not end by itself, and the epoch stays the current one.
 
         Parameters
         ----------
