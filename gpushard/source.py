@@ -114,14 +114,14 @@ class Source(StoredArray):
         return ChunkCache(nbytes, self.chunk_nbytes, share)
 
     def limited(self, memory_limit: int | None) -> Source:
-        """The same array with another memory limit for its reads.
+        """The same array with the memory limit that a caller of a read sets, if any.
 
-        The last one is kept with its findings: a caller who sets a limit sets the same
-        one for many reads.
+        The last such source is kept with its findings, because a caller who sets a
+        limit sets the same one for many reads.
         """
         if memory_limit is None:
             return self
-        # Anything else is refused by the options, also where it equals the last limit.
+        # A limit that is no int is refused by the options, even if it equals the last.
         is_whole = type(memory_limit) is int
         limited = self._limited.get(memory_limit) if is_whole else None
         if limited is None:
@@ -137,9 +137,12 @@ class Source(StoredArray):
         """The last source that `limited` made, under its memory limit."""
         return {}
 
-    def narrowed(self, memory_limit: int, held_nbytes: int = 0) -> Source:
-        """The same array under `memory_limit`, for reads beside `held_nbytes` held."""
-        return self.under(self.options.beside(held_nbytes, memory_limit))
+    def with_memory_limit(self, memory_limit: int, held_nbytes: int = 0) -> Source:
+        """The same array with another memory limit.
+
+        `held_nbytes` is memory that the caller holds meanwhile.
+        """
+        return self.with_options(self.options.beside(held_nbytes, memory_limit))
 
     def beside(self, nbytes: int) -> Source:
         """The same array with a memory limit lower by `nbytes`, rounded up."""
@@ -150,7 +153,7 @@ class Source(StoredArray):
         nbytes = -(-nbytes // step) * step
         if nbytes not in self._narrower:
             left = max(limit // 4, limit - nbytes, 1)
-            self._narrower[nbytes] = self.narrowed(left, nbytes)
+            self._narrower[nbytes] = self.with_memory_limit(left, nbytes)
         return self._narrower[nbytes]
 
     @cached_property
@@ -164,10 +167,10 @@ class Source(StoredArray):
         `is_left_open` says whether no memory limit is set for the read of them.
         """
         options = replace(self.options, memory_limit=nbytes, is_left_open=is_left_open)
-        return self.under(options)
+        return self.with_options(options)
 
-    def under(self, options: ReadOptions) -> Source:
-        """The same array under other options, with all facts that were found of it."""
+    def with_options(self, options: ReadOptions) -> Source:
+        """The same array with other options, and with what was found out about it."""
         other = replace(self, options=options)
         known = self.__dict__.items()
         other.__dict__.update((k, v) for k, v in known if k in FACTS)

@@ -129,14 +129,14 @@ def test_an_interrupted_read_keeps_its_result_too(device, tmp_path, monkeypatch,
     stored(tmp_path / "a", "gzip")
     device.victim = 0
     a = opened(tmp_path / "a")
-    look, left = cuda.Waits._look, [KeyboardInterrupt]
+    check, left = cuda.Waits._check_limit, [KeyboardInterrupt]
 
-    def interrupted(self, bound):
+    def interrupted(self, limit):
         if left:
             raise left.pop()
-        look(self, bound)
+        check(self, limit)
 
-    monkeypatch.setattr(cuda.Waits, "_look", interrupted)
+    monkeypatch.setattr(cuda.Waits, "_check_limit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         a[...]
     with pytest.raises(DeviceError, match="failed before"):

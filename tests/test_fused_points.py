@@ -29,8 +29,8 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused import choice
-from gpushard.fused.laid import MOST_BOXES
 from gpushard.fused.short import ShortReader
+from gpushard.fused.short_selection import MOST_BOXES
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.planning import blocks

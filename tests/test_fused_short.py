@@ -24,7 +24,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, laid, loading, one_call
+from gpushard.fused import choice, loading, one_call, short_selection
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.thread_memory import Buffer, ThreadMemory, address_of
 from gpushard.reading import results
@@ -191,7 +191,7 @@ def test_what_is_not_for_it_goes_another_way(opened, seen, monkeypatch):
     assert_same_bits(np.ascontiguousarray(out), VALUES[points])
     for most in ("MOST_BOXES", "MOST_SHARDS"):
         with monkeypatch.context() as patch:
-            patch.setattr(laid, most, 1)
+            patch.setattr(short_selection, most, 1)
             assert_same_bits(opened[...], VALUES)
             assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
             assert_same_bits(opened.vindex[points], VALUES[points])
@@ -345,7 +345,8 @@ def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
     a = gpushard.open_array(stored_volume, options=SHORT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThreadMemory, "buffer", buffer)
-        for module in (laid, one_call):  # as many as a key may take at the most
+        # As many as a key may take at the most.
+        for module in (short_selection, one_call):
             patch.setattr(module, "MOST_BOXES", 60)
             patch.setattr(module, "MOST_SHARDS", 12)
         assert_same_bits(a[...], WANTED)

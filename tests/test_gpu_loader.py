@@ -20,7 +20,7 @@ def _needs_a_gpu():
 def placed(array, placement):
     """The array, decoded where `placement` says; the host reads little by "cost"."""
     options = array.source.options.but(placement=placement)
-    return Array(array.source.under(options))
+    return Array(array.source.with_options(options))
 
 
 @pytest.mark.parametrize("order", ORDERS)

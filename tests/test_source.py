@@ -354,7 +354,7 @@ def test_the_array_under_other_options_keeps_what_was_found_of_its_layout(
     source = gpushard.open_array(tmp_path, device="cpu").source
     source.facts["noted"] = 1
     assert source.chunk_shape == (2, 3)
-    narrow = source.narrowed(1 << 20)
+    narrow = source.with_memory_limit(1 << 20)
     assert narrow.facts is source.facts
     assert narrow.__dict__["chunk_shape"] == (2, 3)
     assert narrow.findings is not source.findings

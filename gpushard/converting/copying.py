@@ -159,7 +159,7 @@ class Copy:
         limit = self.budget.read_nbytes
         # Tiles and other reads in progress hold memory during this read.
         held_nbytes = max(0, source.options.memory_limit - limit)
-        narrow = Array(source.narrowed(limit, held_nbytes))
+        narrow = Array(source.with_memory_limit(limit, held_nbytes))
         is_large = source.work_nbytes > limit
         with turns.copying if is_large else nullcontext():
             values = narrow.read(box)

@@ -278,7 +278,7 @@ def _beside_pinned(source: Source, batches_nbytes: int) -> Source:
         is_left_open=False,
         alone_nbytes=max(1, options.alone_nbytes - pinned_nbytes),
     )
-    return source.under(fewer)
+    return source.with_options(fewer)
 
 
 def _beside_held(source: Source, plan: ReadPlan) -> Source:
@@ -302,7 +302,7 @@ def _beside_sink(source: Source, pinned_nbytes: int) -> Source:
     left = max(bound - pinned_nbytes, limit // 4, least_limit(source), 1)
     most = max(options.bound_nbytes - pinned_nbytes, options.bound_nbytes // 4)
     narrower = replace(options, memory_limit=min(limit, left), bound_nbytes=most)
-    return source.under(narrower)
+    return source.with_options(narrower)
 
 
 def _device_sink(read: DeviceRead, plan: ReadPlan) -> DeviceSink | None:

@@ -56,7 +56,7 @@ def _beside(source: Source, nbytes: int) -> Source:
     """The array with `nbytes` set aside for columns, but at most half of the bound."""
     options = source.options
     nbytes = min(nbytes, options.bound_nbytes // 2)
-    return source.narrowed(options.memory_limit, nbytes)
+    return source.with_memory_limit(options.memory_limit, nbytes)
 
 
 def columns_nbytes(source: Source, plan: ReadPlan) -> int:

@@ -90,10 +90,9 @@ class FileBoxes:
         with self._lock:
             self._n_under_way += 1
         try:
-            how = self.window_nbytes, self.shares, self.opener
-            self.placer.run(self.boxes, *how)
+            self.placer.run(self.boxes, self.window_nbytes, self.shares, self.opener)
         except BaseException:
-            # What was not tried is not left over: others must not read it.
+            # Boxes that were not tried are not left over: nobody may read them now.
             self._is_over = True
             self.shares.end()
             raise
@@ -201,19 +200,21 @@ class FileReader:
         key = self.job.source.key(tuple(self.ranged.block.shard_coords[shard].tolist()))
         return self.store.open_file(key, version)
 
-    def _finish(self, requests: range, done: RequestsDone, some: FileBoxes) -> None:
-        for handle in some.handles:
+    def _finish(
+        self, requests: range, done: RequestsDone, file_boxes: FileBoxes
+    ) -> None:
+        for handle in file_boxes.handles:
             if handle is not None:
                 self.store.confirm(handle)
         bounds = self.bounds[requests.start : requests.stop + 1]
-        row, is_placed = self.row[bounds[0] : bounds[-1]], some.shares.is_placed
+        row, is_placed = self.row[bounds[0] : bounds[-1]], file_boxes.shares.is_placed
         if self.ranged.claimed is not None:
-            self.ranged.claimed.keep(row[is_placed & (some.boxes[:, KEEP] != 0)])
+            self.ranged.claimed.keep(row[is_placed & (file_boxes.boxes[:, KEEP] != 0)])
         left: list[tuple[int, Task]] = []
-        for i in some.left_of(bounds - bounds[0]):
-            mine = slice(*(bounds[i : i + 2] - bounds[0]).tolist())
+        for i in file_boxes.left_of(bounds - bounds[0]):
+            of_request = slice(*(bounds[i : i + 2] - bounds[0]).tolist())
             rows = self.ranged.rows_of(requests[i])
-            rows = rows[np.isin(rows, row[mine][~is_placed[mine]])]
+            rows = rows[np.isin(rows, row[of_request][~is_placed[of_request]])]
             left.append((requests[i], partial(self._read_plainly, requests[i], rows)))
         done(requests, left)
 

@@ -24,7 +24,7 @@ from gpushard.fused.columns import (
     SOURCE,
     STEP,
 )
-from gpushard.fused.laid import Mesh, Scattered
+from gpushard.fused.short_selection import Mesh, ScatteredPoints
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
@@ -181,7 +181,7 @@ def _is_long(n_chunks: int, chunk_us: float) -> bool:
 
 def short_weight(
     source: Source,
-    wanted: Mesh | Scattered,
+    wanted: Mesh | ScatteredPoints,
     known: KnownIndex | None,
     chunk_us: float,
     n_elements: int,
@@ -205,7 +205,7 @@ def short_weight(
     cache = source.chunks
     if cache is None:
         return None
-    if isinstance(wanted, Scattered) or not cache.is_sparing:
+    if isinstance(wanted, ScatteredPoints) or not cache.is_sparing:
         return SPENT_WHOLE
     n_chunks, use = wanted.n_most, ChunkUse(n_elements, _reach_of(wanted))
     weight = use.weight_in(source)

@@ -30,8 +30,8 @@ from gpushard.fused.columns import (
     sorting_words,
 )
 from gpushard.fused.files import window_nbytes
-from gpushard.fused.laid import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.thread_memory import Buffer, address_of
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB

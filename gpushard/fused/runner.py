@@ -77,7 +77,7 @@ class Loops:
 
 
 class _Ready(NamedTuple):
-    """What the loops need of a thread, and its memory, whose addresses they have."""
+    """What the loops must know of a thread, and what holds the memory they point to."""
 
     decoder: Decoder
     held: tuple[Buffer, ...]
@@ -151,13 +151,13 @@ class BoxPlacer:
         ready = self._ready(widest, window_nbytes, not self._chunk_room.is_crowded)
         if ready is not None:
             compiled = self._loops.compiled
-            at = columns, self._strides, _memory.work, is_placed
+            arrays = columns, self._strides, _memory.work, is_placed
             if opener is None or shares is None:
-                compiled.place_boxes(ready.decoder, *at, shares)
+                compiled.place_boxes(ready.decoder, *arrays, shares)
             else:
                 status = _memory.buffer("status", 2 * STATUS_NBYTES).address
-                how = ready.decoder, opener._replace(status=status)
-                compiled.place_objects(how, *at, shares)
+                own_opener = opener._replace(status=status)
+                compiled.place_objects((ready.decoder, own_opener), *arrays, shares)
         elif shares is not None:
             shares.end()
         return is_placed

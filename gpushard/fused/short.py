@@ -31,10 +31,16 @@ from gpushard.fused.files import (
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
-from gpushard.fused.laid import Coordinate, Mesh, Scattered, grid_of, laid
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.shares import Shares
+from gpushard.fused.short_selection import (
+    Coordinate,
+    Mesh,
+    ScatteredPoints,
+    grid_of,
+    lay_over,
+)
 from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
@@ -101,10 +107,11 @@ class ShortReader:
             The store failed.
         """
         chain = self._chain.into(out.dtype)
-        wanted = None if chain is None else laid(selection, self._grid, out)
+        wanted = None if chain is None else lay_over(selection, self._grid, out)
         if chain is None or wanted is None:
             return False
-        if isinstance(wanted, Scattered) and chain.out_itemsize != chain.dtype.itemsize:
+        is_cast = chain.out_itemsize != chain.dtype.itemsize
+        if isinstance(wanted, ScatteredPoints) and is_cast:
             return False  # the loops lay points out in elements of the array
         try:
             return self._read(source, chain, wanted, out)
@@ -117,7 +124,7 @@ class ShortReader:
         self,
         source: Source,
         chain: FusedChain,
-        wanted: Mesh | Scattered,
+        wanted: Mesh | ScatteredPoints,
         out: NDArray[Any],
         seen: str | None = None,
     ) -> bool:
@@ -172,14 +179,14 @@ class ShortReader:
         self,
         source: Source,
         chain: FusedChain,
-        wanted: Mesh | Scattered,
+        wanted: Mesh | ScatteredPoints,
         out_nbytes: int,
     ) -> OneCall | None:
         """What reads all boxes in one call of this thread; None if more is needed."""
         if self._call is None or out_nbytes >= LARGE_NBYTES:
             return None
         # Its words are packed for outputs of the array's data type.
-        if isinstance(wanted, Scattered) or chain is not self._chain:
+        if isinstance(wanted, ScatteredPoints) or chain is not self._chain:
             return None
         nbytes = chain.chunk_nbytes
         if chain.kind == RAW:

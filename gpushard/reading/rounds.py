@@ -230,9 +230,10 @@ def _beside(source: Source, nbytes: int) -> Source:
     """The array, with a memory limit that is reduced by `nbytes` of columns."""
     if not nbytes:
         return source
-    limit = source.options.memory_limit
-    held_nbytes = min(nbytes, source.options.bound_nbytes // 2)
-    return source.narrowed(max(1, limit - min(nbytes, limit // 2)), held_nbytes)
+    options = source.options
+    limit = options.memory_limit - min(nbytes, options.memory_limit // 2)
+    held_nbytes = min(nbytes, options.bound_nbytes // 2)
+    return source.with_memory_limit(max(1, limit), held_nbytes)
 
 
 def _columns_nbytes(selection: ParsedSelection, tables_nbytes: int) -> int:

@@ -39,7 +39,7 @@ Grid = Sequence[tuple[int, int, int, int]]
 """For each axis, the values of `columns.CELL` and the three rows after it."""
 
 
-class Boxes(NamedTuple):
+class PlannedBoxes(NamedTuple):
     """Boxes to place; fewer than wanted if an index is damaged or unusual.
 
     Attributes
@@ -89,18 +89,18 @@ class Mesh(NamedTuple):
         """Rows of each axis: int64, shape (12, n_axes)."""
         return np.array(self.columns, np.int64).T.copy()
 
-    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
+    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> PlannedBoxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         axes = self.axes
-        boxes = _room(self.n_most, axes)
+        boxes = _empty_boxes(self.n_most, axes)
         strides = axes[:2].reshape(2, 1, -1)
         n_wanted = compiled.plan_axes(
             planned, strides, axes, self.elements, rows, boxes
         )
-        return Boxes(boxes[: rows.item(-1, END)], strides, n_wanted)
+        return PlannedBoxes(boxes[: rows.item(-1, END)], strides, n_wanted)
 
 
-class Scattered(NamedTuple):
+class ScatteredPoints(NamedTuple):
     """A selection of points.
 
     Attributes
@@ -118,23 +118,32 @@ class Scattered(NamedTuple):
     points: Ints
     shards: Sequence[Coordinate]
 
-    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> Boxes:
+    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> PlannedBoxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         n_points = self.points.shape[1]
-        boxes = _room(n_points, self.axes)
+        boxes = _empty_boxes(n_points, self.axes)
         strides = np.zeros((2, 1, self.axes.shape[1]), np.int64)
         compiled.plan_points(planned, self.axes, self.points, rows, boxes)
-        return Boxes(boxes[: rows.item(-1, END)], strides, n_points)
+        return PlannedBoxes(boxes[: rows.item(-1, END)], strides, n_points)
 
 
-def _room(n_boxes: int, axes: Ints) -> Ints:
+def _empty_boxes(n_boxes: int, axes: Ints) -> Ints:
     return np.empty((n_boxes, FIRST_LENGTH + axes.shape[1]), np.int64)
 
 
-class _Along(NamedTuple):
-    """One axis: its column of `Mesh.axes`, the shards along it, and its cells.
+class _MeshAxis(NamedTuple):
+    """One axis of a `Mesh`.
 
-    `n_inside` and `entry` are its share of those of `Mesh`.
+    Attributes
+    ----------
+    column
+        Its column of `Mesh.axes`.
+    shards
+        Places along the axis of the shards that are touched.
+    n_most, n_inside, entry
+        Factors of `Mesh.n_most` and `Mesh.n_inside`, and a summand of `Mesh.entry`.
+    elements
+        Its columns of `Mesh.elements`; None if a slice takes the axis.
     """
 
     column: tuple[int, ...]
@@ -155,10 +164,10 @@ def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
     ]
 
 
-def laid(
+def lay_over(
     selection: Selection, grid: Grid, out: NDArray[Any]
-) -> Mesh | Scattered | None:
-    """A selection over the grid; None if it is empty, too large, or of a rare kind.
+) -> Mesh | ScatteredPoints | None:
+    """A selection, laid over the grid; None if it is empty, too large, or rare.
 
     Parameters
     ----------
@@ -166,49 +175,49 @@ def laid(
         Host array of the selection's shape.
     """
     if isinstance(selection, Points):
-        return _scattered(selection, grid, out)
+        return _points(selection, grid, out)
     return _mesh(selection, grid, out)
 
 
 def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
     strides = [s for i, s in enumerate(out.strides) if i not in selection.new_axes]
     strides.reverse()
-    along: list[_Along] = []
+    along: list[_MeshAxis] = []
     taken: list[Ints] = []
     n_most, n_taken = 1, 0
-    for axis, known in zip(selection.axes, grid, strict=True):
+    for axis, axis_grid in zip(selection.axes, grid, strict=True):
         if isinstance(axis, SliceAxis):
-            one = _along_slice(axis, known, 0 if axis.drop else strides.pop())
+            mesh_axis = _along_slice(axis, axis_grid, 0 if axis.drop else strides.pop())
         else:
-            one = _along_index(axis, known, strides.pop(), n_taken)
-        if one is None:
+            mesh_axis = _along_index(axis, axis_grid, strides.pop(), n_taken)
+        if mesh_axis is None:
             return None
-        n_most *= one.n_most
+        n_most *= mesh_axis.n_most
         if n_most > MOST_BOXES:
             return None
-        if one.elements is not None:
-            taken.append(one.elements)
-            n_taken += one.n_most
-        along.append(one)
-    if prod([len(one.shards) for one in along]) > MOST_SHARDS:
+        if mesh_axis.elements is not None:
+            taken.append(mesh_axis.elements)
+            n_taken += mesh_axis.n_most
+        along.append(mesh_axis)
+    if prod([len(axis.shards) for axis in along]) > MOST_SHARDS:
         return None
     return Mesh(
-        [one.column for one in along],
+        [axis.column for axis in along],
         np.concatenate(taken, axis=1) if taken else _NO_ELEMENTS,
-        list(product(*[one.shards for one in along])),
+        list(product(*[axis.shards for axis in along])),
         n_most,
-        prod([one.n_inside for one in along]),
-        sum([one.entry for one in along]),
+        prod([axis.n_inside for axis in along]),
+        sum([axis.entry for axis in along]),
     )
 
 
 def _along_slice(
-    axis: SliceAxis, known: tuple[int, int, int, int], stride: int
-) -> _Along | None:
+    axis: SliceAxis, axis_grid: tuple[int, int, int, int], stride: int
+) -> _MeshAxis | None:
     start, step, length, out_start, out_step, _ = axis
     if not length:
         return None
-    cell, per_shard, index_stride, chunk_stride = known
+    cell, per_shard, index_stride, chunk_stride = axis_grid
     first, last = start // cell, (start + (length - 1) * step) // cell
     n_cells = min(last - first + 1, length)
     if n_cells > MOST_BOXES or step > per_shard * cell:
@@ -216,30 +225,30 @@ def _along_slice(
     shards = range(first // per_shard, last // per_shard + 1)
     steps = chunk_stride * step, stride * out_step
     wanted = start, step, length, out_start * stride
-    column = *steps, *wanted, *known, n_cells, len(shards)
+    column = *steps, *wanted, *axis_grid, n_cells, len(shards)
     n_inside = min(length, -(-cell // step))
     entry = first % per_shard * index_stride
-    return _Along(column, shards, n_cells, n_inside, entry)
+    return _MeshAxis(column, shards, n_cells, n_inside, entry)
 
 
 def _along_index(
-    axis: IndexAxis, known: tuple[int, int, int, int], stride: int, n_before: int
-) -> _Along | None:
+    axis: IndexAxis, axis_grid: tuple[int, int, int, int], stride: int, n_before: int
+) -> _MeshAxis | None:
     """`n_before`: number of elements that the indexes of earlier axes take."""
     n_elements = axis.length
     if not 0 < n_elements <= MOST_BOXES:
         return None
-    cell, per_shard, index_stride, chunk_stride = known
+    cell, per_shard, index_stride, chunk_stride = axis_grid
     order = axis.element.argsort(kind="stable")
     elements = np.array((axis.element, axis.out_index)).take(order, axis=1)
     shards = sorted(set((elements[0] // (per_shard * cell)).tolist()))
     wanted = n_before, 0, n_elements, 0
-    column = chunk_stride, stride, *wanted, *known, n_elements, len(shards)
+    column = chunk_stride, stride, *wanted, *axis_grid, n_elements, len(shards)
     entry = elements.item(0, 0) // cell % per_shard * index_stride
-    return _Along(column, shards, n_elements, 1, entry, elements)
+    return _MeshAxis(column, shards, n_elements, 1, entry, elements)
 
 
-def _scattered(selection: Points, grid: Grid, out: NDArray[Any]) -> Scattered | None:
+def _points(selection: Points, grid: Grid, out: NDArray[Any]) -> ScatteredPoints | None:
     if not 0 < selection.n_points <= MOST_BOXES or not out.flags.c_contiguous:
         return None
     coordinates = np.array(selection.coordinates)
@@ -253,4 +262,4 @@ def _scattered(selection: Points, grid: Grid, out: NDArray[Any]) -> Scattered | 
     points = np.empty((2 + len(grid), len(order)), np.int64)
     points[0], points[1] = number, selection.out_index[order]
     coordinates.take(order, axis=1, out=points[2:])
-    return Scattered(axes, points, [tuple(c) for c in shards.tolist()])
+    return ScatteredPoints(axes, points, [tuple(c) for c in shards.tolist()])
