@@ -165,4 +165,4 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         ended = loader._pass
         next(early)
         assert ended._epochs._stop.is_set()
-        assert not loader._pass._course._stop.is_set()
+        assert not loader._pass._epochs._stop.is_set()

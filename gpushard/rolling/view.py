@@ -66,9 +66,9 @@ class ShiftedIndexes(IndexCache):
         """Forget a shard's index and those of the shards nested in it."""
         self._kept.drop_shard(self._stored(coordinate))
 
-    def since(self, coordinate: tuple[int, ...]) -> float | None:
-        """When a shard's index was read that is kept, or that another read dropped."""
-        return self._kept.since(self._stored(coordinate))
+    def read_at_s(self, coordinate: tuple[int, ...]) -> float | None:
+        """When the index of a shard was read that is kept, or was dropped lately."""
+        return self._kept.read_at_s(self._stored(coordinate))
 
     def _stored(self, key: IndexKey) -> IndexKey:
         n = len(self._origin)
