@@ -12,17 +12,17 @@ from gpushard.stop_flag import is_stopped
 
 Thing = TypeVar("Thing")
 
-# Whoever has waited so long looks whether anybody waits for the read.
+# After this wait a thread checks whether anybody still waits for the read.
 _LOOK_S = 0.1
 
 
 class Spares(Generic[Thing]):
     """Things that are handed out one at a time, the longest unused one first.
 
-    An interrupt between the end of a `get` and the name for what it gave loses a thing.
-    None is put in its place then, and ends the wait of everyone else: the read that was
-    interrupted is over anyway. An interrupt just as a context ends loses a thing for as
-    long as the error is about; then others wait until they are told that the read ends.
+    An interrupt just after `get` has returned, before the result has a name, loses a
+    thing. None is put in its place then, which ends the wait of everyone else: the read
+    that was interrupted is over anyway. An interrupt just as a context ends loses a
+    thing as long as the error refers to it; others then wait until the read ends.
     """
 
     def __init__(self, things: Iterable[Thing] = ()) -> None:

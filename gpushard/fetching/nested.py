@@ -88,7 +88,7 @@ def fetch_nested_indexes(
         else:
             wanted.append(i)
     parent = [nested[i].parent for i in wanted]
-    encoded = _read_all_there_is(source, parent, ranges, parents, tally)
+    encoded = _read_or_errors(source, parent, ranges, parents, tally)
     for i, data in zip(wanted, encoded, strict=True):
         version = versions[nested[i].parent]
         if isinstance(data, CorruptShardError):
@@ -125,7 +125,7 @@ def index_range(
     return extent.start, extent.start + nbytes
 
 
-def _read_all_there_is(
+def _read_or_errors(
     source: Source,
     parent: Sequence[int],
     ranges: Sequence[tuple[int, int]],
@@ -138,11 +138,10 @@ def _read_all_there_is(
     except CorruptShardError as error:
         if len(ranges) == 1:
             return [without_frames(error)]
-    return [
-        piece
-        for at in zip(parent, ranges, strict=True)
-        for piece in _read_all_there_is(source, at[:1], at[1:], parents, tally)
-    ]
+    found: list[NDArray[np.uint8] | CorruptShardError] = []
+    for p, byte_range in zip(parent, ranges, strict=True):
+        found += _read_or_errors(source, [p], [byte_range], parents, tally)
+    return found
 
 
 def _read_ranges(
@@ -177,9 +176,8 @@ def _read_ranges(
         byte_requests.append(ByteRequest(key, first, last, version, is_indexed=True))
     pieces: list[NDArray[np.uint8]] = [np.empty(0, np.uint8)] * len(ranges)
     batches = cut_batches(requests.nbytes, room)
-    memory = pages_if_any(
-        max(int(requests.nbytes[slice(*some)].sum()) for some in batches)
-    )
+    sizes = [int(requests.nbytes[first:last].sum()) for first, last in batches]
+    memory = pages_if_any(max(sizes))
     for first, last in batches:
         with tally.stage("index"):
             answers = fetch_payload(source, _into(byte_requests[first:last], memory))

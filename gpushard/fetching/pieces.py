@@ -124,8 +124,8 @@ def cut_rows(job: Job, block: Block, n_workers: int) -> Iterator[ShardBlock]:
             # Threads keep as much of what they have freed.
             if most < BLOCK_CHUNKS and rows.n_chunks >= _LEAST_ROWS:
                 freed.note(_CHUNK_NBYTES * rows.n_chunks, bound // _FREED_SHARE)
-            for some in _cut_boxes(job, rows):
-                yield from _cut_nested(job, some)
+            for bounded in _cut_boxes(job, rows):
+                yield from _cut_nested(job, bounded)
 
 
 def _cut_boxes(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
@@ -151,12 +151,11 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
     for level in range(1, len(job.source.layout.levels)):
         n_fitting = n_at_once(job.source, level)
         if len(block.shard) > n_fitting:
-            pieces = [
-                piece.at(np.flatnonzero(group == k))
-                for piece in pieces
-                for group in [_nested(piece, level) // n_fitting]
-                for k in np.unique(group).tolist()
-            ]
+            whole, pieces = pieces, []
+            for piece in whole:
+                group = _nested(piece, level) // n_fitting
+                groups = np.unique(group).tolist()
+                pieces += [piece.at(np.flatnonzero(group == k)) for k in groups]
     return iter(pieces)
 
 

@@ -26,7 +26,7 @@ from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 
 # Number of rows whose columns are made together: far smaller than what they describe.
-_RUN_ROWS = 16384
+_MOST_ROWS = 16384
 
 
 class FusedSink:
@@ -93,15 +93,15 @@ class FusedSink:
             return
         per_request = [ranged.rows_of(r) for r, _ in fetched]
         rows = np.concatenate(per_request)
-        nth = np.repeat(np.arange(len(fetched)), [len(some) for some in per_request])
+        nth = np.repeat(np.arange(len(fetched)), list(map(len, per_request)))
         addresses = np.array(
             [address_of(answer) - int(start[r]) for r, answer in fetched]
         )
         is_left = np.ones(len(rows), np.bool_)
-        for first in range(0, len(rows), _RUN_ROWS):
-            run = slice(first, first + _RUN_ROWS)
-            base = addresses[nth[run]]
-            is_left[run] = ~self._place_run(ranged, rows[run], base)
+        for first in range(0, len(rows), _MOST_ROWS):
+            these = slice(first, first + _MOST_ROWS)
+            base = addresses[nth[these]]
+            is_left[these] = ~self._place_rows(ranged, rows[these], base)
         if is_left.any():
             for i in np.unique(nth[is_left]).tolist():
                 left = rows[is_left & (nth == i)]
@@ -120,7 +120,7 @@ class FusedSink:
         columns[:, FILE] = FILLED
         return bool(self._runner.run(columns).all())
 
-    def _place_run(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
+    def _place_rows(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each row was placed; `base`: address of byte 0 of its object."""
         cut = self._runner.cut(ranged.block, rows)
         if cut is None:

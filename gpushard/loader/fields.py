@@ -51,7 +51,7 @@ Finish = Callable[[], Any]
 """Called when the jobs are done; returns `SampleRows`, with one sample per row."""
 
 
-def _sums() -> Tally:
+def _summing_tally() -> Tally:
     return Tally(is_wanted=False, is_summed=True)
 
 
@@ -77,7 +77,7 @@ class Field:
     array: LoaderArray
     cut: Cut
     conversion: Conversion
-    tally: Tally = field(default_factory=_sums)
+    tally: Tally = field(default_factory=_summing_tally)
 
     @property
     def sample_nbytes(self) -> int:

@@ -263,8 +263,8 @@ class Reader:
         """A planned read of all fields; `_finish` raises its errors."""
         planned = PlannedLoad(start, samples)
         with self._failing_later(planned):
-            for one in self.fields:
-                jobs, done = self.place.read(one, origins)
+            for array_field in self.fields:
+                jobs, done = self.place.read(array_field, origins)
                 planned.jobs += jobs
                 planned.finishers.append(done)
             if not self._keeps_chunks:
@@ -343,15 +343,15 @@ class Reader:
         order = np.argsort(samples, kind="stable")
         pieces = [(order, False)]
         while pieces:
-            piece, is_one = pieces.pop()
-            is_one = is_one or self._is_one(piece, cell)
-            pauses = (0.0,) * len(_PAUSES) if is_one else ()
+            piece, is_last_try = pieces.pop()
+            is_last_try = is_last_try or self._fail_together(piece, cell)
+            pauses = (0.0,) * len(_PAUSES) if is_last_try else ()
             started = monotonic()
             try:
                 self._read(self._begin_again(0, samples[piece]), pauses)
             except (CorruptShardError, StoreError) as error:
                 is_slow = monotonic() - started > _SLOW_S
-                if not is_one:
+                if not is_last_try:
                     pieces += self._parts(piece, samples, error if is_slow else None)
             else:
                 kept[piece] = True
@@ -374,13 +374,13 @@ class Reader:
         middle = len(piece) // 2
         return [(piece[:middle], False), (piece[middle:], False)]
 
-    def _is_one(self, piece: Ints, cell: Ints) -> bool:
+    def _fail_together(self, piece: Ints, cell: Ints) -> bool:
         """Whether the samples fail together: only one, or rows of one inner chunk."""
         if len(piece) == 1:
             return True
-        one = self.fields[0]
+        first = self.fields[0]
         # `cell` is where samples begin, not where the rows ahead of them lie.
-        is_aligned = len(self.fields) == 1 and one.is_row_wise and not one.cut.lead
+        is_aligned = len(self.fields) == 1 and first.is_row_wise and not first.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
 
 

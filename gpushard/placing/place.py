@@ -22,7 +22,8 @@ from gpushard.planning.plan import Part
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
-_RUN_ROWS = 4096
+# Rows whose Python objects exist at a time.
+_MOST_ROWS = 4096
 _NOTHING = np.empty(0)
 # NumPy need not warn of a cast that overflows: the caller asked for the cast.
 _NO_WARNINGS: dict[str, Any] = {"all": "ignore"}
@@ -71,10 +72,10 @@ class HostSink:
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
         value = job.source.layout.fill_value
-        for some in _runs(rows):
-            indexes = self._indexes(block, some)
+        for these in _few_at_a_time(rows):
+            indexes = self._indexes(block, these)
             with np.errstate(**_NO_WARNINGS):
-                for p in block.part[some].tolist():
+                for p in block.part[these].tolist():
                     self._targets[p].fill(next(indexes[p]), value)
 
     def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
@@ -100,8 +101,8 @@ class HostSink:
         r, fetched = answer
         base = int(ranged.requests.start[r])
         with np.errstate(**_NO_WARNINGS):
-            for some in _runs(rows):
-                self._place_rows(job, ranged, some, fetched, base)
+            for these in _few_at_a_time(rows):
+                self._place_rows(job, ranged, these, fetched, base)
 
     def job_reader(self, job: Job) -> None:
         """Return None: this sink always takes the general path."""
@@ -153,10 +154,10 @@ class HostSink:
         }
 
 
-def _runs(rows: Ints) -> Iterator[Ints]:
+def _few_at_a_time(rows: Ints) -> Iterator[Ints]:
     """Rows, a few thousand at a time, to bound the number of Python objects."""
-    for first in range(0, len(rows), _RUN_ROWS):
-        yield rows[first : first + _RUN_ROWS]
+    for first in range(0, len(rows), _MOST_ROWS):
+        yield rows[first : first + _MOST_ROWS]
 
 
 def completed(

@@ -82,7 +82,7 @@ def read_small(
     chunks = grid.touched(selection, limit or source.options.small_read_chunks)
     if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
         return False
-    if out.nbytes > _MOST_NBYTES and _copies(selection):
+    if out.nbytes > _MOST_NBYTES and _needs_copy(selection):
         return False
     if chunks and not source.room.has_any:
         _refuse_large(source, chunks)
@@ -96,7 +96,7 @@ def read_small(
     return True
 
 
-def _copies(selection: Selection) -> bool:
+def _needs_copy(selection: Selection) -> bool:
     """Whether NumPy makes a copy of the wanted elements before it writes them."""
     return isinstance(selection, Points) or any(
         isinstance(axis, IndexAxis) for axis in selection.axes

@@ -30,7 +30,7 @@ from gpushard.fetching.job import Job
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
-# A batch takes milliseconds. So long after, whoever waits for one looks again.
+# A batch takes milliseconds. A thread that waits for one looks again after this time.
 _LOOK_S = 0.02
 # GPUDirect Storage reads pages of a file into pages of memory (cuFile).
 PAGE_NBYTES = 4096
