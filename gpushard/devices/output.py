@@ -93,7 +93,7 @@ def output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
     array is not in writable memory of `device`.
     """
     given = array
-    array, interface = _told(array, device)
+    array, interface = _with_interface(array, device)
     if interface is None:
         raise SelectionError(
             "out= is no array in device memory",
@@ -122,7 +122,7 @@ def output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
     return output, stream_of(array, interface)
 
 
-def _told(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
+def _with_interface(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
     """Array and its interface, if any; adopted if its own description is not enough."""
     try:
         interface = getattr(array, "__cuda_array_interface__", None)

@@ -45,8 +45,8 @@ def known_index(source: Source, coordinate: Coordinate, key: str) -> KnownIndex 
     known = source.indexes.get(coordinate)
     if known is None:
         return None
-    is_told, version = source.store.current_version(key)
-    if is_told and version != known.version:
+    is_known, version = source.store.current_version(key)
+    if is_known and version != known.version:
         source.indexes.drop_shard(coordinate)
         return None
     return known

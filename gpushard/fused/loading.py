@@ -111,8 +111,8 @@ class Compiled:
         `turn` is the address of a mutex (see `columns.Team`). No thread is left when
         this returns, and an interrupt waits for that.
         """
-        told = b"".join(_RELAYING(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
-        words = np.frombuffer(told, np.int64)
+        packed = b"".join(_RELAYING(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
+        words = np.frombuffer(packed, np.int64)
         n = len(relays)
         threads = np.empty(n, np.int64)
         team = Team(

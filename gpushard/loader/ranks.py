@@ -31,7 +31,7 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             got=f"rank={rank}, world_size={world_size}",
         )
     if rank is None or world_size is None:
-        rank, world_size = next(_told(), (0, 1))
+        rank, world_size = next(_known_ranks(), (0, 1))
     if not 0 <= rank < world_size:
         raise OptionError(
             "rank= must be the number of one of world_size= processes",
@@ -52,18 +52,19 @@ def refuse_other_ranks(ranks: Ranks) -> None:
     OptionError
         The process group or the launcher tells another rank or world size.
     """
-    told = next(_told(), ranks)
-    if told != ranks:
+    known = next(_known_ranks(), ranks)
+    if known != ranks:
         raise OptionError(
             "the loader was made when this process did not have the rank that it has",
-            expected="rank {} of {}".format(*told),
+            expected="rank {} of {}".format(*known),
             got="rank {} of {}".format(*ranks),
             hint="make the loader after the process group (Lightning: in "
             "train_dataloader), or pass rank= and world_size=",
         )
 
 
-def _told() -> Iterator[Ranks]:
+def _known_ranks() -> Iterator[Ranks]:
+    """Ranks that torch, the environment and JAX know of, in this order."""
     # A process group implies that its package is imported, so this imports nothing. Of
     # one that another thread is just importing, names are missing.
     torch: Any = sys.modules.get("torch.distributed")

@@ -111,7 +111,7 @@ def _decode_streams(streams: RowStreams, rows: Any, totals: NDArray[np.int64]) -
         streams.lane.streams.address(36 * n_all), n_all, 8, 8, 8, 8, 4
     )
     all_streams = Streams(*four)
-    told = record(
+    parameter = record(
         BLOSC_STREAMS,
         **all_streams._asdict(),
         dst=rows["stage"],
@@ -119,8 +119,8 @@ def _decode_streams(streams: RowStreams, rows: Any, totals: NDArray[np.int64]) -
         stream_row=row_of_stream,
     )
     n_threads = _WARP * streams.tables.n_rows
-    streams.launch_over("gs_blosc_fill", n_threads, rows, told)
-    _copy_streams(streams, told, n_streams, largest[StreamClass.RAW])
+    streams.launch_over("gs_blosc_fill", n_threads, rows, parameter)
+    _copy_streams(streams, parameter, n_streams, largest[StreamClass.RAW])
     if coded:  # raw streams come first
         compressed = Streams(*(table + 8 * n_raw for table in four))
         # The host decodes zstd frames with a checksum in Blosc: Blosc writes none.
@@ -131,7 +131,7 @@ def _decode_streams(streams: RowStreams, rows: Any, totals: NDArray[np.int64]) -
 
 
 def _copy_streams(
-    streams: RowStreams, told: Any, n_streams: Sequence[int], largest_raw: int
+    streams: RowStreams, parameter: Any, n_streams: Sequence[int], largest_raw: int
 ) -> None:
     """Copy raw streams to their rows, and realign Deflate streams as `realign`."""
     n_raw, n_zlib = n_streams[StreamClass.RAW], n_streams[StreamClass.ZLIB]
@@ -140,7 +140,7 @@ def _copy_streams(
     arena = streams.realigned_room(n_zlib) if n_zlib else 0
     room = u8(streams.tables.n_realigned), u8(arena)
     grid = n_raw + n_zlib, pieces(largest_raw)
-    streams.launch("gs_blosc_copy", grid, told, u4(n_raw), u4(n_zlib), *room)
+    streams.launch("gs_blosc_copy", grid, parameter, u4(n_raw), u4(n_zlib), *room)
 
 
 def _coded(streams: RowStreams, totals: NDArray[np.int64]) -> list[Coded]:

@@ -97,12 +97,12 @@ class BatchDecoder:
         """Undo a filter of numcodecs."""
         dst, tables = self._next_arena(), self.tables
         at = {"src": self.src, "src_nbytes": self.src_nbytes, "dst": dst}
-        told = filter_record(items, tables.n_rows, status=tables.status, **at)
+        parameter = filter_record(items, tables.n_rows, status=tables.status, **at)
         if items.kernel == "gs_delta_float":  # float sums depend on their order
-            self.streams.launch_over(items.kernel, tables.n_rows, told)
+            self.streams.launch_over(items.kernel, tables.n_rows, parameter)
         else:
             n_pieces = 1 if items.is_sum else pieces(items.decoded_nbytes)
-            self.streams.launch(items.kernel, (tables.n_rows, n_pieces), told)
+            self.streams.launch(items.kernel, (tables.n_rows, n_pieces), parameter)
         self.src = dst
 
     def _next_arena(self, *, is_last: bool = False) -> int:
@@ -115,7 +115,7 @@ class BatchDecoder:
         gate, algorithm = _GATES[step.kind]
         tables, n_rows = self.tables, self.tables.n_rows
         streams = Streams(*columns(tables.scratch, n_rows, 8, 8, 8, 8))
-        told = record(
+        parameter = record(
             GATE,
             src=self.src,
             src_nbytes=self.src_nbytes,
@@ -131,7 +131,7 @@ class BatchDecoder:
             accept_unsized=TAKES_UNSIZED,
             canary_seed=tables.canary_seed,
         )
-        self.streams.launch_over(gate, n_rows, told)
+        self.streams.launch_over(gate, n_rows, parameter)
         if algorithm is Algorithm.DEFLATE:
             self.streams.realign(*streams[:2], n_rows)
         largest = max(step.decoded_nbytes, DUMMY_CAPACITY)

@@ -111,9 +111,10 @@ class RowStreams:
             first += n
         status, canaries = self.tables.status, self._canaries(rows)
         if not checked or verified not in _VERIFIERS:
-            told = statuses, actual, streams.stream_capacity, rows.row_of_stream, status
+            capacity, row_of_stream = streams.stream_capacity, rows.row_of_stream
+            addresses = statuses, actual, capacity, row_of_stream, status
             numbers = u4(n_streams), canaries
-            self.launch_over("gs_fold", n_streams, *map(u8, told), *numbers)
+            self.launch_over("gs_fold", n_streams, *map(u8, addresses), *numbers)
             return
         trailers = record(
             TRAILERS,
@@ -162,7 +163,7 @@ class RowStreams:
         decoded_nbytes: int,
     ) -> None:
         """Undo the shuffles of rows."""
-        told = record(
+        parameter = record(
             UNFILTER,
             **filters._asdict(),
             src=src,
@@ -171,7 +172,7 @@ class RowStreams:
             decoded_nbytes=decoded_nbytes,
             n_rows=self.tables.n_rows,
         )
-        self.launch(kernel, (self.tables.n_rows, pieces(decoded_nbytes)), told)
+        self.launch(kernel, (self.tables.n_rows, pieces(decoded_nbytes)), parameter)
 
 
 def pieces(nbytes: int) -> int:
