@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.damage import ENDS_READ, Damage, at_inner_chunk
 from gpushard.errors import CorruptShardError, GpushardError
-from gpushard.fetching.ranged import Places, RangedBlock
+from gpushard.fetching.ranged import CacheSlots, RangedBlock
 from gpushard.options import KIB
 from gpushard.planning.blocks import Block, LargeShard, ShardBlock
 from gpushard.planning.plan import ReadPlan
@@ -56,7 +56,7 @@ BatchCut = Callable[["Job", int, int], int]
 """Bytes to fetch as one task of a job, for so many inner chunks and bytes."""
 
 
-KeptPlacer = Callable[["Job", ShardBlock, Ints, Places], None]
+KeptPlacer = Callable[["Job", ShardBlock, Ints, CacheSlots], None]
 """Writes inner chunks of a block to the output, from where they are kept."""
 
 

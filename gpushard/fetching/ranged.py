@@ -37,43 +37,42 @@ class Located(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where inner chunks of a block are kept, or will be after they are decoded.
+class CacheSlots:
+    """Slots of a cache in which inner chunks of a block are kept, or will be.
 
     Attributes
     ----------
     cache, hold
-        The cache, and the places, which nothing else gets while this object exists.
-    nth
-        int64, shape (n_chunks,). Number of each inner chunk's place in `hold`; -1:
-        none.
+        The cache, and the slots, which nothing else gets while this object exists.
+    index_in_hold
+        int64, shape (n_chunks,). Index of each inner chunk's slot in `hold`; -1: none.
     addresses
-        int64, shape (n_chunks,). Address of that place in memory; 0: there is none.
+        int64, shape (n_chunks,). Address of that slot; 0: there is none.
     """
 
     cache: ChunkCache
     hold: Hold
-    nth: Ints
+    index_in_hold: Ints
     addresses: Ints
 
     @classmethod
-    def of(cls, cache: ChunkCache, hold: Hold, rows: Ints, n_chunks: int) -> Places:
-        """Places of the inner chunks `rows`, one after the other."""
-        nth = np.full(n_chunks, -1, np.int64)
+    def of(cls, cache: ChunkCache, hold: Hold, rows: Ints, n_chunks: int) -> CacheSlots:
+        """Slots in `hold` for the inner chunks `rows`, one after the other."""
+        index_in_hold = np.full(n_chunks, -1, np.int64)
         addresses = np.zeros(n_chunks, np.int64)
-        nth[rows], addresses[rows] = np.arange(len(rows)), hold.addresses
-        return cls(cache, hold, nth, addresses)
+        index_in_hold[rows], addresses[rows] = np.arange(len(rows)), hold.addresses
+        return cls(cache, hold, index_in_hold, addresses)
 
     def memory(self, row: int) -> NDArray[np.uint8] | None:
-        """Place of an inner chunk, uint8; None if it has none."""
-        nth = int(self.nth[row])
-        if nth < 0 or self.hold.slots[nth] < 0:
+        """Slot of an inner chunk, uint8; None if it has none."""
+        index = int(self.index_in_hold[row])
+        if index < 0 or self.hold.slots[index] < 0:
             return None
-        return self.hold.bytes_of(nth)
+        return self.hold.bytes_of(index)
 
     def keep(self, rows: Ints) -> None:
-        """Make the inner chunks `rows` available, after decoding to their places."""
-        self.cache.keep(self.hold, self.nth[rows].tolist())
+        """Make the inner chunks `rows` available, after decoding to their slots."""
+        self.cache.keep(self.hold, self.index_in_hold[rows].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +91,14 @@ class RangedBlock:
     requests
         The requests; their rows are columns of `block`.
     claimed
-        Places to keep inner chunks in after decoding; None: they are not kept.
+        Slots to keep inner chunks in after decoding; None: they are not kept.
     """
 
     block: ShardBlock
     located: Located
     spans: Ints
     requests: Requests
-    claimed: Places | None = None
+    claimed: CacheSlots | None = None
 
     def rows_of(self, r: int) -> Ints:
         """Inner chunks that request `r` holds, ascending by byte range."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpushard.fetching.job import Answer, Job, JobReader, RequestReader
-from gpushard.fetching.ranged import Places, RangedBlock
+from gpushard.fetching.ranged import CacheSlots, RangedBlock
 from gpushard.fused.boxes import Landing, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import direct_read
@@ -63,7 +63,9 @@ class FusedSink:
         """Reader of requests to local files; None if the objects lie elsewhere."""
         return file_reader(self._runner, self._host, job, ranged)
 
-    def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
+    def place_kept(
+        self, job: Job, block: ShardBlock, rows: Ints, kept: CacheSlots
+    ) -> None:
         """Write the wanted elements of inner chunks that are kept decoded."""
         if not self._copy(block, rows, kept.addresses[rows]):
             self._host.place_kept(job, block, rows, kept)

@@ -1,4 +1,4 @@
-"""Inner chunks of a block -> those that are kept decoded, and places to keep others."""
+"""Inner chunks of a block -> those that are kept decoded, and slots to keep others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from gpushard.fetching.job import Job
 from gpushard.fetching.locate import Found
-from gpushard.fetching.ranged import Places
+from gpushard.fetching.ranged import CacheSlots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.options import MIB
 from gpushard.placing.keeping import fits, keys_of
@@ -21,7 +21,9 @@ from gpushard.work_queue import Task
 _SHARE_NBYTES = 4 * MIB
 
 
-def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places | None:
+def find_kept(
+    job: Job, block: ShardBlock, found: Found, rows: Ints
+) -> CacheSlots | None:
     """Which of the stored inner chunks `rows` are kept; None if the read keeps none.
 
     The indexes of the block's shards are `found`.
@@ -33,25 +35,24 @@ def find_kept(job: Job, block: ShardBlock, found: Found, rows: Ints) -> Places |
     if not (len(cache) or _keeps(job, cache)):
         return None
     keys = keys_of(source, found, block.shard[rows], block.entry[0][rows])
-    return Places.of(cache, cache.find(keys), rows, len(block.shard))
+    return CacheSlots.of(cache, cache.find(keys), rows, len(block.shard))
 
 
-def claim(job: Job, kept: Places, rows: Ints) -> Places | None:
-    """Places for inner chunks that are about to be decoded, while there is room.
+def claim(job: Job, kept: CacheSlots, rows: Ints) -> CacheSlots | None:
+    """Slots for inner chunks that are about to be decoded, while there is room.
 
-    None if none of them is to be kept.
-
-    `kept` is the result of `find_kept` for inner chunks that include `rows`.
+    None if none of them is to be kept. `kept` is the result of `find_kept` for inner
+    chunks that include `rows`.
     """
     if not _keeps(job, kept.cache):
         return None
     may_drop = fits(job.source, job.plan.n_chunks)
-    keys = np.asarray(kept.hold.keys)[kept.nth[rows]]
+    keys = np.asarray(kept.hold.keys)[kept.index_in_hold[rows]]
     wanted = kept.cache.keys_to_keep(keys)
     if wanted is None:
         return None
     hold = kept.cache.claim(wanted, may_drop=may_drop)
-    return Places.of(kept.cache, hold, rows, len(kept.nth))
+    return CacheSlots.of(kept.cache, hold, rows, len(kept.index_in_hold))
 
 
 def _keeps(job: Job, cache: ChunkCache) -> bool:
@@ -60,7 +61,7 @@ def _keeps(job: Job, cache: ChunkCache) -> bool:
 
 
 def placing_tasks(
-    job: Job, block: ShardBlock, kept: Places, rows: Ints
+    job: Job, block: ShardBlock, kept: CacheSlots, rows: Ints
 ) -> Iterator[Task]:
     """Tasks that write the wanted elements of inner chunks that are kept."""
     place = job.sink.place_kept

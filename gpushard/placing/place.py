@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Answer, Job
-from gpushard.fetching.ranged import Places, RangedBlock
+from gpushard.fetching.ranged import CacheSlots, RangedBlock
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.keeping import elements_of, store_elements
 from gpushard.placing.scatter import Target, make_target
@@ -78,12 +78,16 @@ class HostSink:
                 for p in block.part[these].tolist():
                     self._targets[p].fill(next(indexes[p]), value)
 
-    def place_kept(self, job: Job, block: ShardBlock, rows: Ints, kept: Places) -> None:
+    def place_kept(
+        self, job: Job, block: ShardBlock, rows: Ints, kept: CacheSlots
+    ) -> None:
         """Write the wanted elements of inner chunks that are kept decoded."""
         indexes = self._indexes(block, rows)
         with np.errstate(**_NO_WARNINGS):
             for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
-                chunk = elements_of(job.source, kept.hold.bytes_of(kept.nth.item(row)))
+                chunk = elements_of(
+                    job.source, kept.hold.bytes_of(kept.index_in_hold.item(row))
+                )
                 self._targets[p].place(next(indexes[p]), chunk)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
@@ -179,13 +183,13 @@ def decode_row(
     block: ShardBlock,
     row: int,
     encoded: NDArray[np.uint8],
-    claimed: Places | None = None,
+    claimed: CacheSlots | None = None,
 ) -> NDArray[Any]:
     """The decoded inner chunk in column `row` of a block, in the array's axes.
 
     If it is damaged and the read continues over damage, this is the fill value;
     otherwise a `CorruptShardError` names the place. An intact one is kept if there is a
-    place for it in `claimed`.
+    slot for it in `claimed`.
     """
     source = job.source
     shape = source.chunk_shape
