@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,18 @@ from gpushard.workers import run_tasks
 # Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
 # the thread's caches. A share takes at least this long.
 _SHARE_US = 400
+
+
+class _OpenShards(NamedTuple):
+    """Shards of a selection: their indexes, their files, and their rows for the loops.
+
+    The index and the file of a missing shard are None. The rows are int64, of shape
+    (n_shards, SHARD_COLUMNS); see `columns.OFFSETS`.
+    """
+
+    known: Sequence[KnownIndex | None]
+    handles: Sequence[Handle | None]
+    rows: Ints
 
 
 class ShortReader:
@@ -128,10 +140,36 @@ class ShortReader:
         out: NDArray[Any],
         seen: str | None = None,
     ) -> bool:
+        """Read once; `seen` is the key of a shard that existed a moment ago."""
+        shards = self._open(source, wanted, seen)
+        if shards is None:
+            return False
+        first = shards.known[0]
+        planned = self._planned._replace(target=address_of(out))
+        call = self._call_for(source, chain, wanted, out.nbytes)
+        weight = short_weight(source, wanted, first, chain.chunk_us, out.size)
+        waits = False
+        if call is not None and weight is None and isinstance(wanted, Mesh):
+            waits = _waits(first, shards.handles[0], wanted.entry)
+            if not waits and call.read_axes(planned, wanted, shards.rows):
+                self._confirm(shards.handles)
+                return True
+        boxes = wanted.plan(self._loops.compiled, planned, shards.rows)
+        if len(boxes.columns) != boxes.n_wanted:
+            return False
+        placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
+        return self._read_boxes(
+            source, placer, boxes.columns, shards, weight, waits=waits
+        )
+
+    def _open(
+        self, source: Source, wanted: Mesh | ScatteredPoints, seen: str | None
+    ) -> _OpenShards | None:
+        """The shards of a selection; None if an index is damaged, or there are many."""
         keys = [source.key(c) for c in wanted.shards]
         known = self._indexes(source, wanted.shards, keys)
         if known is None:
-            return False
+            return None
         for index, key in zip(known, keys, strict=True):
             if index is None and key == seen:
                 raise deleted(source, key)
@@ -139,33 +177,30 @@ class ShortReader:
             None if index is None else self._store.open_file(key, index.version)
             for index, key in zip(known, keys, strict=True)
         ]
-        rows = np.array(
-            [shard_row(k, h) for k, h in zip(known, handles, strict=True)], np.int64
-        )
-        planned = self._planned._replace(target=address_of(out))
-        call = self._call_for(source, chain, wanted, out.nbytes)
-        chunk_us = chain.chunk_us
-        weight = short_weight(source, wanted, known[0], chunk_us, out.size)
-        waits = False
-        if call is not None and weight is None and isinstance(wanted, Mesh):
-            waits = _waits(known[0], handles[0], wanted.entry)
-            if not waits and call.read_axes(planned, wanted, rows):
-                self._confirm(handles)
-                return True
-        boxes = wanted.plan(self._loops.compiled, planned, rows)
-        if len(boxes.columns) != boxes.n_wanted:
-            return False
-        columns = boxes.columns
+        rows = [shard_row(k, h) for k, h in zip(known, handles, strict=True)]
+        return _OpenShards(known, handles, np.array(rows, np.int64))
+
+    def _read_boxes(
+        self,
+        source: Source,
+        placer: BoxPlacer,
+        columns: Ints,
+        shards: _OpenShards,
+        weight: int | None,
+        *,
+        waits: bool,
+    ) -> bool:
+        """Whether the loops could place planned boxes, kept inner chunks among them."""
+        # Boxes of missing inner chunks have its address, so it is held until the end.
         fill = fill_for(columns, source, self._fill)
         if fill is None and (columns[:, FILE] == FILLED).any():
             return False
-        ends, n_wanted = rows[:, END], len(columns)
-        kept = kept_boxes(source, columns, known, ends, n_wanted, weight)
-        placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
+        ends, n_wanted = shards.rows[:, END], len(columns)
+        kept = kept_boxes(source, columns, shards.known, ends, n_wanted, weight)
         if kept is not None and kept.is_all_found:
             return bool(placer.run(columns).all())
         is_read = self._place(source, placer, columns, waits=waits)
-        self._confirm(handles)
+        self._confirm(shards.handles)
         if kept is not None and is_read:
             kept.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
