@@ -59,8 +59,8 @@ def test_loads_of_any_size_give_the_same_batches(order, batch_size, monkeypatch)
 @pytest.mark.parametrize("batch_size", [3, 8, 10])
 def test_reads_of_samples_in_any_order_end_where_a_batch_ends(batch_size, monkeypatch):
     monkeypatch.setattr(reading, "LOAD_NBYTES", 400)
-    cut, joined = batches._cut, []
-    monkeypatch.setattr(batches, "_cut", lambda *a: joined.append(a) or cut(*a))
+    cut, joined = batches._batch_of, []
+    monkeypatch.setattr(batches, "_batch_of", lambda *a: joined.append(a) or cut(*a))
     with Loader(images(), batch_size=batch_size, shuffle=True) as loader:
         assert sum(map(len, loader)) == N
     assert not joined

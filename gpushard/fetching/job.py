@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Batches of each worker: the last ones end at about the same time.
 _TURNS = 4
-# A network is waited for once in each batch, however many requests are under way. So
-# its batches are larger, and fewer.
+# However many requests are under way, each batch waits for the network once. So batches
+# over a network are larger, and fewer.
 _WAITED_TIMES, _WAITED_TURNS = 8, 2
 # Batches of a device that are planned while others are fetched.
 _N_AHEAD = 2
@@ -41,19 +41,21 @@ Answer = tuple[int, Any]
 
 
 RequestsDone = Callable[[range, Sequence[tuple[int, Task]]], None]
-"""Called when requests have been read, with those of which inner chunks are left. Their
-tasks read these.
+"""Called when a range of requests has been read by a sink itself.
+
+The sequence has the numbers of requests of which the sink has left inner chunks over,
+each with a task that reads these.
 """
 
 
 RequestReader = Callable[[int, RequestsDone], Iterator[Task]]
-"""Tasks, for so many threads, that read the requests of a block and place the inner
-chunks in them.
+"""Given a number of threads, makes tasks that read the requests of a block and place
+their inner chunks.
 """
 
 
 BatchCut = Callable[["Job", int, int], int]
-"""Bytes to fetch as one task of a job, for so many inner chunks and bytes."""
+"""Number of bytes to fetch as one task of a job, given its inner chunks and bytes."""
 
 
 KeptPlacer = Callable[["Job", ShardBlock, Ints, CacheSlots], None]
@@ -164,8 +166,8 @@ class Job:
         if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
         if self.sink.batch_nbytes is not None:
-            # Those that find no slot have planned what comes next. More would find
-            # nothing to do.
+            # Workers that find no free slot have planned the next batches meanwhile.
+            # More workers would have nothing to do.
             most = source.options.pinned_slots + _N_AHEAD
             return min(source.most_workers, most)
         return source.most_workers

@@ -51,7 +51,7 @@ def cut_batches(
             joined: list[Batch] = []
             start, stop = share.turns(step)
             if start < load.start and stop <= load.stop:
-                joined.append(_cut(held, start, stop, step))
+                joined.append(_batch_of(held, start, stop, step))
                 step += 1
             first, step = step, max(step, _n_ended(load, share))
             is_last = load.stop >= share.n_turns
@@ -83,16 +83,16 @@ def _batches(
             yield batch
         del batch
     if len(load.samples) == len(load.kept):
-        yield from _whole(load, share, steps)
+        yield from _batches_of_complete(load, share, steps)
         return
     for step in steps:
-        batch = _cut([load], *share.turns(step), step)
+        batch = _batch_of([load], *share.turns(step), step)
         if len(batch.samples):
             yield batch
         del batch
 
 
-def _whole(load: Load, share: Share, steps: range) -> Iterator[Batch]:
+def _batches_of_complete(load: Load, share: Share, steps: range) -> Iterator[Batch]:
     """Batches that lie in one load whose samples could all be read."""
     size, samples, arrays = share.batch_size, load.samples, load.arrays
     first = steps.start * size - load.start
@@ -102,12 +102,12 @@ def _whole(load: Load, share: Share, steps: range) -> Iterator[Batch]:
         first += size
 
 
-def _cut(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
-    pieces = [_piece(load, start, stop) for load in loads if load.start < stop]
-    return Batch(step, *(pieces[0] if len(pieces) == 1 else _joined(pieces)))
+def _batch_of(loads: Sequence[Load], start: int, stop: int, step: int) -> Batch:
+    pieces = [_samples_of(load, start, stop) for load in loads if load.start < stop]
+    return Batch(step, *(pieces[0] if len(pieces) == 1 else _join(pieces)))
 
 
-def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[SampleRows]]:
+def _samples_of(load: Load, start: int, stop: int) -> tuple[Ints, list[SampleRows]]:
     """Samples of turns ``start:stop`` that a load has."""
     first, last = max(start - load.start, 0), max(stop - load.start, 0)
     if len(load.samples) < len(load.kept):
@@ -115,7 +115,7 @@ def _piece(load: Load, start: int, stop: int) -> tuple[Ints, list[SampleRows]]:
     return load.samples[first:last], [array[first:last] for array in load.arrays]
 
 
-def _joined(
+def _join(
     pieces: Sequence[tuple[Ints, list[SampleRows]]],
 ) -> tuple[Ints, list[SampleRows]]:
     samples, arrays = zip(*pieces, strict=True)

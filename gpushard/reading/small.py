@@ -39,10 +39,16 @@ _PART_SHARE = 4
 
 
 class _ToRead(NamedTuple):
-    """An inner chunk to read: bytes ``start:stop``, all or part of its `whole` range.
+    """An inner chunk to read, and whether to keep it.
 
-    The decoded inner chunk is kept under `key`, unless that is None. If `may_drop`,
-    other inner chunks may be dropped to make room for it.
+    Attributes
+    ----------
+    start, stop
+        Bytes to fetch of the stored object: all or part of its `whole` range.
+    key
+        Key under which the decoded inner chunk is kept; None: it is not kept.
+    may_drop
+        Whether other inner chunks may be dropped to make room for it.
     """
 
     chunk: TouchedChunk
@@ -175,27 +181,27 @@ def _read_unsharded(
     # One byte more than allowed is requested, to detect an object that is too large.
     requests = [
         ByteRequest(
-            source.key(w.chunk.shard),
-            w.start,
-            w.stop if is_raw else None,
-            max_nbytes=None if is_raw else _most_fetched(source, w.chunk),
+            source.key(to_read.chunk.shard),
+            to_read.start,
+            to_read.stop if is_raw else None,
+            max_nbytes=None if is_raw else _most_fetched(source, to_read.chunk),
         )
-        for w in wanted
+        for to_read in wanted
     ]
     try:
         answers = fetch_objects(source, requests) if requests else []
     except CorruptShardError as error:
-        for w, request in zip(wanted, requests, strict=True):
+        for to_read, request in zip(wanted, requests, strict=True):
             if request.key == error.shard_key:
-                name_place(error, source, w.chunk)
+                name_place(error, source, to_read.chunk)
         raise
-    for w, data in zip(wanted, answers, strict=True):
+    for to_read, data in zip(wanted, answers, strict=True):
         if data is None:
-            view[w.chunk.out] = source.layout.fill_value
+            view[to_read.chunk.out] = source.layout.fill_value
         elif is_raw:
-            _place(source, w, data, view)
+            _place(source, to_read, data, view)
         else:
-            _place(source, _narrowed(source, w.chunk, (0, len(data))), data, view)
+            _place(source, _narrowed(source, to_read.chunk, (0, len(data))), data, view)
 
 
 def _read(
@@ -231,7 +237,7 @@ def _read(
     for group in groups:
         shard = group[0].chunk.shard
         index = known[shard]
-        stop = max([w.stop for w in group])
+        stop = max([to_read.stop for to_read in group])
         version = index and index.version
         start = group[0].start
         requests.append(ByteRequest(keys[shard], start, stop, version, is_indexed=True))
@@ -241,9 +247,9 @@ def _read(
         _name_cut_off(error, source, groups, requests)
         raise
     for group, request, answer in zip(groups, requests, answers, strict=True):
-        for w in group:
-            span = answer[w.start - request.start : w.stop - request.start]
-            _place(source, w, span, view)
+        for to_read in group:
+            span = answer[to_read.start - request.start : to_read.stop - request.start]
+            _place(source, to_read, span, view)
 
 
 def _not_kept(
@@ -257,19 +263,21 @@ def _not_kept(
     left: list[_ToRead] = []
     may_drop = fits(source, len(wanted))
     takes_all = len(wanted) > 1 and not cache.is_sparing
-    for w in wanted:
-        first = first_key(source, known[w.chunk.shard])
+    for to_read in wanted:
+        first = first_key(source, known[to_read.chunk.shard])
         if first is None:
-            left.append(w)
+            left.append(to_read)
             continue
-        key = first + w.chunk.entries[0]
+        key = first + to_read.chunk.entries[0]
         hold = cache.find_one(key)
         if hold is not None:
-            view[w.chunk.out] = elements_of(source, hold.bytes_of(0))[w.chunk.inside]
-        elif takes_all or cache.should_keep(key, _weight(source, w)):
-            left.append(w._replace(key=key, may_drop=may_drop))
+            view[to_read.chunk.out] = elements_of(source, hold.bytes_of(0))[
+                to_read.chunk.inside
+            ]
+        elif takes_all or cache.should_keep(key, _weight(source, to_read)):
+            left.append(to_read._replace(key=key, may_drop=may_drop))
         else:
-            left.append(w)
+            left.append(to_read)
     return left
 
 
@@ -288,9 +296,9 @@ def _name_cut_off(
     for group, request in zip(groups, requests, strict=True):
         if request.key == error.shard_key:
             end = end_of(source.store, request)
-            for w in group:
-                if w.stop > end:
-                    name_place(error, source, w.chunk)
+            for to_read in group:
+                if to_read.stop > end:
+                    name_place(error, source, to_read.chunk)
                     return
 
 
@@ -308,16 +316,16 @@ def _joined(wanted: Sequence[_ToRead], costs: FetchCosts) -> Iterator[list[_ToRe
     """Runs of neighbours in one object that are cheaper to fetch together."""
     group: list[_ToRead] = []
     reach = 0
-    for w in wanted:
-        is_far = w.start > reach + costs.gap_nbytes
+    for to_read in wanted:
+        is_far = to_read.start > reach + costs.gap_nbytes
         if costs.bounds_requests and group:
-            joined_nbytes = max(reach, w.stop) - group[0].start
+            joined_nbytes = max(reach, to_read.stop) - group[0].start
             is_far = is_far or joined_nbytes > costs.max_request_nbytes
-        if group and (is_far or w.chunk.shard != group[0].chunk.shard):
+        if group and (is_far or to_read.chunk.shard != group[0].chunk.shard):
             yield group
             group = []
-        reach = max(reach, w.stop) if group else w.stop
-        group.append(w)
+        reach = max(reach, to_read.stop) if group else to_read.stop
+        group.append(to_read)
     if group:
         yield group
 
