@@ -13,7 +13,7 @@ import pytest
 import gpushard
 from asked_store import BY_PRICE, IN_SHARES
 from gpushard.fetching import pieces
-from gpushard.fetching.index_room import held_nbytes, n_at_once
+from gpushard.fetching.index_room import held_nbytes, most_indexes
 from gpushard.fetching.job import Job
 from gpushard.options import KIB, MIB, Options
 from gpushard.planning.plan import plan_read
@@ -177,7 +177,7 @@ def test_pieces_have_few_boxes_of_patches_but_at_least_an_inner_chunk(monkeypatc
 def test_blocks_have_as_many_shards_as_have_indexes_that_fit():
     meta = document((32 * 2048,), (2048,), sharding((1,)))
     job = job_of(meta, slice(0, None, 64), memory_limit=MIB)
-    n_fitting = n_at_once(job.source, 0)
+    n_fitting = most_indexes(job.source, 0)
     assert 1 < n_fitting < 16
     (block,) = blocks_of(job)
     found: list[Any] = list(pieces.cut_shards(job, block))
@@ -196,7 +196,7 @@ def test_pieces_have_nested_shards_whose_indexes_fit():
     inner = sharding((1,), codecs=[LITTLE])
     meta = document((4096,), (2048,), sharding((256,), codecs=[inner]))
     job = job_of(meta, slice(0, None, 8), memory_limit=128 * KIB)
-    n_fitting = n_at_once(job.source, 1)
+    n_fitting = most_indexes(job.source, 1)
     assert 1 < n_fitting < 8
     (block,) = blocks_of(job)
     found = list(pieces.cut_rows(job, block, 1))

@@ -1,7 +1,8 @@
-"""Work on a device that never ends: the memory that it uses, and the process' end.
+"""Work on a device that never ends: its memory is kept, and the process can still end.
 
-Nobody else may have that memory, so it is kept for the life of the process. The driver
-waits for such work when a process ends, in functions that the C library calls at last.
+Nobody else may get memory that such work uses, so it is kept for the life of the
+process. The driver waits for the work when a process ends, in exit handlers of the C
+library.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Endless:
     def begin(self, owner: object) -> None:
         """Keep all memory from now on, and let the process end all the same.
 
-        `owner` has what is given back to the driver when it goes, such as kernels; the
-        driver would wait then.
+        `owner` holds what is given back to the driver when it is freed, such as
+        kernels. The driver would wait then, so it is never freed.
         """
         self.is_under_way = True
         for thing in (_kept, owner):
@@ -55,9 +56,9 @@ class Endless:
         return array
 
     def take_pooled(self, nbytes: int) -> bool:
-        """Whether an array of this size went, whose memory the allocator has again.
+        """Whether the allocator has memory of a freed array of this size.
 
-        It is counted once: the next one who asks may get none without the driver.
+        Each freed array is counted once: whoever asks takes its memory.
         """
         try:
             self._pooled[nbytes].pop()
@@ -93,11 +94,11 @@ def _outlive_python(thing: object) -> None:
 
 @cache
 def end_past_the_driver() -> None:
-    """Let the process end, with its exit status, before the driver is asked to.
+    """Have the process end, with its exit status, before the driver's exit handlers.
 
-    What ends with a process was registered in some order and runs backwards, so that
-    `_exit` comes before what the driver had registered, and after Python has ended.
-    Does nothing if the C library has no `on_exit`.
+    Exit handlers run in the reverse order of their registration. So `_exit`, which is
+    registered here, comes before those of the driver, and after Python has ended. Does
+    nothing if the C library has no `on_exit`.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "on_exit"):

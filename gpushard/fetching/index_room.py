@@ -42,14 +42,14 @@ def need_pages(source: Source, nbytes: int) -> bool:
     return nbytes >= pages.PAGED_NBYTES and kept_nbytes > most_nbytes
 
 
-def n_at_once(source: Source, level: int) -> int:
-    """Number of shard indexes of a level that may be read together, at least 1."""
+def most_indexes(source: Source, level: int) -> int:
+    """Most shard indexes of a level that may be read together, at least 1."""
     sizes = source.index_nbytes
     room = min(source.options.memory_limit // _SHARE, _MOST_NBYTES) // len(sizes)
     return max(1, room // (sizes[level] + _EACH_NBYTES))
 
 
-def are_many(source: Source, n_shards: int) -> bool:
+def are_indexes_many(source: Source, n_shards: int) -> bool:
     """Whether the indexes of `n_shards` shards take a notable part of the limit."""
     little = max(source.options.memory_limit // _LITTLE_SHARE, _LEAST_NBYTES)
     return n_shards * sum(source.index_nbytes) > little
@@ -60,7 +60,7 @@ def held_nbytes(source: Source, n_shards: int, n_chunks: int) -> int:
     nbytes = 0
     for level, index_nbytes in enumerate(source.index_nbytes):
         most = min(n_chunks if level else n_shards, BLOCK_SHARDS)
-        nbytes += min(most, n_at_once(source, level)) * (index_nbytes + _EACH_NBYTES)
+        nbytes += min(most, most_indexes(source, level)) * (index_nbytes + _EACH_NBYTES)
     return int(_COPIES * nbytes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.fetching.index_room import held_nbytes, n_at_once
+from gpushard.fetching.index_room import held_nbytes, most_indexes
 from gpushard.fetching.job import Job, rows_of
 from gpushard.memory.freed import freed
 from gpushard.options import MIB
@@ -103,7 +103,7 @@ def cut_shards(job: Job, block: Block) -> Iterator[Block]:
     if not job.source.layout.levels or n_shards <= 1:
         yield block
         return
-    n_fitting = n_at_once(job.source, 0)
+    n_fitting = most_indexes(job.source, 0)
     for first in range(0, n_shards, n_fitting):
         marked = np.zeros(n_shards, bool)
         marked[first : first + n_fitting] = True
@@ -149,7 +149,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
     """Pieces with nested shards whose indexes fit, but at least one nested shard."""
     pieces = [block]
     for level in range(1, len(job.source.layout.levels)):
-        n_fitting = n_at_once(job.source, level)
+        n_fitting = most_indexes(job.source, level)
         if len(block.shard) > n_fitting:
             whole, pieces = pieces, []
             for piece in whole:

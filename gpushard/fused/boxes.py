@@ -81,8 +81,9 @@ class Lists(NamedTuple):
         out_stride
             Bytes between neighbouring elements of the output along the axis.
         is_alone
-            Whether one element is taken along all other axes. Then NumPy would have
-            little to place at a time, too.
+            Whether one element is taken along all other axes. Then a list is better
+            even if neighbours are close in the output, because NumPy would place few
+            elements at a time.
         """
         if abs(out_stride) < _LARGE_NBYTES and not is_alone:
             return None

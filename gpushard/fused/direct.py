@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes
-from gpushard.fetching.index_room import n_at_once
+from gpushard.fetching.index_room import most_indexes
 from gpushard.fetching.job import Job
 from gpushard.fused.boxes import Landing, are_too_many
 from gpushard.fused.cells import AxisCells, axis_cells
@@ -108,7 +108,7 @@ class DirectRead:
         n_shards = prod(self._part.shard_grid)
         largest = prod(int(np.diff(c.bounds).max(initial=0)) for c in self._cells)
         step = min(max(1, blocks.BLOCK_CHUNKS // max(largest, 1)), _MOST_SHARDS)
-        step = min(step, n_at_once(self._job.source, 0))
+        step = min(step, most_indexes(self._job.source, 0))
         for first in range(0, n_shards, step):
             last = min(first + step, n_shards)
             for boxes in self._shards(first, last, n_workers):

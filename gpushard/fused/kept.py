@@ -34,7 +34,7 @@ from gpushard.placing.keeping import (
     NO_KEY,
     first_key,
     first_keys,
-    fits,
+    fits_cache,
     takes_part,
 )
 from gpushard.planning.index import PRESENT
@@ -138,7 +138,7 @@ def kept_boxes(
     cache = source.chunks
     if cache is None or weight is None:
         return None
-    may_drop = fits(source, n_wanted)
+    may_drop = fits_cache(source, n_wanted)
     # Larger reads keep as much as there is room for, but are not remembered.
     keeps = may_drop or not cache.is_sparing or weight >= SPENT_ENOUGH
     if not (keeps or len(cache)):
@@ -214,7 +214,7 @@ def short_weight(
     if not _is_long(n_chunks, chunk_us):
         is_repeated = _is_repeated(source, wanted, known, chunk_us, weight)
         return SPENT_ENOUGH if is_repeated else None
-    return weight if fits(source, n_chunks) or len(cache) else None
+    return weight if fits_cache(source, n_chunks) or len(cache) else None
 
 
 def _is_repeated(
@@ -232,7 +232,7 @@ def _is_repeated(
     if cache is None or known is None or first is None or is_too_little:
         return False
     is_there = known.index.state.item(wanted.entry) == PRESENT
-    if not (is_there and fits(source, n_chunks)):
+    if not (is_there and fits_cache(source, n_chunks)):
         return False
     return cache.is_repeated(first + wanted.entry, n_chunks, weight)
 

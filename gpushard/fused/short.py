@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes, known_index
 from gpushard.fetching.gone import deleted
-from gpushard.fetching.index_room import are_many
+from gpushard.fetching.index_room import are_indexes_many
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import END, FILE, FILLED, RAW
 from gpushard.fused.direct import shard_row
@@ -248,7 +248,7 @@ class ShortReader:
         ]
         if None not in known:
             return known
-        if are_many(source, len(keys)):
+        if are_indexes_many(source, len(keys)):
             return None
         found = fetch_indexes(source, np.array(coordinates, np.int64), Tally())
         sound = [k for k in found if not isinstance(k, CorruptShardError)]

@@ -17,8 +17,9 @@ _MOST_PLACES = 1 << 16
 class Misses:
     """Keys that were missed lately, each with what was spent on it since.
 
-    A later key takes the place of an earlier one, so old keys are forgotten without
-    being looked for. Threads that add at the same time forget a few more.
+    This is a direct-mapped table: a key replaces an earlier one that has the same
+    place, so old keys need not be looked for. If threads add at the same time, a few
+    more keys are forgotten.
 
     Parameters
     ----------

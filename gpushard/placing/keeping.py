@@ -19,7 +19,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import lasts
 
-# A read that takes up to three of four elements takes a part.
+# A read that takes at most three quarters of the elements takes a part of them.
 _PARTS = 4
 # Low enough to stay negative when a place in an index is added to it.
 NO_KEY = -(1 << 62)
@@ -59,7 +59,7 @@ def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> I
     return entry + (firsts[0] if len(firsts) == 1 else firsts[shard])
 
 
-def fits(source: Source, n_chunks: int) -> bool:
+def fits_cache(source: Source, n_chunks: int) -> bool:
     """Whether a read of `n_chunks` inner chunks may drop others to keep its own.
 
     A read of more than there is room for would drop all of them, and would keep

@@ -12,7 +12,7 @@ from gpushard.fetching.locate import Found
 from gpushard.fetching.ranged import CacheSlots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.options import MIB
-from gpushard.placing.keeping import fits, keys_of
+from gpushard.placing.keeping import fits_cache, keys_of
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.work_queue import Task
@@ -46,7 +46,7 @@ def claim(job: Job, kept: CacheSlots, rows: Ints) -> CacheSlots | None:
     """
     if not _keeps(job, kept.cache):
         return None
-    may_drop = fits(job.source, job.plan.n_chunks)
+    may_drop = fits_cache(job.source, job.plan.n_chunks)
     keys = np.asarray(kept.hold.keys)[kept.index_in_hold[rows]]
     wanted = kept.cache.keys_to_keep(keys)
     if wanted is None:
@@ -57,7 +57,7 @@ def claim(job: Job, kept: CacheSlots, rows: Ints) -> CacheSlots | None:
 
 def _keeps(job: Job, cache: ChunkCache) -> bool:
     """Whether the job keeps inner chunks; one of more than fit may only find some."""
-    return not cache.is_sparing or fits(job.source, job.plan.n_chunks)
+    return not cache.is_sparing or fits_cache(job.source, job.plan.n_chunks)
 
 
 def placing_tasks(

@@ -21,7 +21,7 @@ from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import MIB
-from gpushard.placing.keeping import elements_of, first_key, fits, keep_chunk
+from gpushard.placing.keeping import elements_of, first_key, fits_cache, keep_chunk
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -261,7 +261,7 @@ def _not_kept(
 ) -> list[_ToRead]:
     """Place inner chunks that are kept decoded; return the others, with their keys."""
     left: list[_ToRead] = []
-    may_drop = fits(source, len(wanted))
+    may_drop = fits_cache(source, len(wanted))
     takes_all = len(wanted) > 1 and not cache.is_sparing
     for to_read in wanted:
         first = first_key(source, known[to_read.chunk.shard])
