@@ -26,9 +26,9 @@ def name_samples(
     touched = samples_about(error, fields, origins)
     if touched is not None:
         samples = samples[touched]
-    named = np.sort(samples)[:_MOST_NAMED].tolist()
-    more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(named)}"
-    which = ", ".join(map(str, named)) + (f"{more} more" if more else "")
+    shown = np.sort(samples)[:_MOST_NAMED].tolist()
+    more = "" if len(samples) <= _MOST_NAMED else f" and {len(samples) - len(shown)}"
+    which = ", ".join(map(str, shown)) + (f"{more} more" if more else "")
     noun = "sample" if len(samples) == 1 else "samples"
     error.add_note(f"while a loader read {noun} {which} of {named.name}")
 
