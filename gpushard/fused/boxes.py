@@ -106,7 +106,7 @@ class Lists(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """One part of a plan and the output that it is written to.
+    """A `GridTarget` as the loops need it: with addresses and strides.
 
     Attributes
     ----------
