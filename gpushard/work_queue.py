@@ -84,7 +84,7 @@ class WorkQueue:
         self._lock = threading.RLock()
         self._sleepers: list[SimpleQueue[None]] = []
         self._ready: deque[tuple[Task, _Entry]] = deque()
-        # Drawn, but not begun: they wait for memory.
+        # Drawn, but not begun: it waits for a worker, or for memory.
         self._ahead: deque[Work] = deque()
         self._is_drawing = False
         self._is_exhausted = False
