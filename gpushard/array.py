@@ -275,7 +275,7 @@ class Array(DescribedArray):
     def _named(self) -> AbstractContextManager[None]:
         return self._naming
 
-    def _new(self, selection: Wanted) -> Any:
+    def _new(self, selection: ParsedSelection) -> Any:
         """New array with the elements of a selection, where those of this array go."""
         if self._device is None:
             return read_new(self.source, selection)

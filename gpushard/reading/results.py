@@ -96,7 +96,7 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
 
 
-def read_new(source: Source, selection: Wanted) -> NDArray[Any]:
+def read_new(source: Source, selection: ParsedSelection) -> NDArray[Any]:
     """New host array with the elements that `selection` selects.
 
     The same as `read_on_host` returns, which takes as long to find that nothing else is
@@ -139,7 +139,7 @@ def read_single(source: Source, key: Any) -> Any:
 
 def _read_small(
     source: Source,
-    selection: Wanted,
+    selection: ParsedSelection,
     out: NDArray[Any],
     damage: Damage = ENDS_READ,
 ) -> bool:
