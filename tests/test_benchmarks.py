@@ -292,22 +292,6 @@ def test_a_contender_that_is_not_installed_is_absent_with_the_reason(monkeypatch
     assert "nobody" in suite.absent["nobody"]
 
 
-def test_scaling_asks_for_the_same_box_and_for_larger_parts(tmp_path, capsys):
-    out = tmp_path / "scaling.json"
-    few = ["--nbytes", str(MIB), "--repetitions", "1"]
-    assert command.main(["scaling", *few, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    of_array = [
-        row["n_inner_chunks_of_array"] for row in found["same_box_of_larger_arrays"]
-    ]
-    assert of_array == [256, 2560, 25600, 256000]
-    parts = [row["n_inner_chunks"] for row in found["larger_parts_of_one_array"]]
-    assert parts[-1] == 256
-    assert parts == sorted(parts)
-    told = capsys.readouterr().out
-    assert told.count("inner chunks ") == len(of_array) + len(parts)
-
-
 def test_a_reason_does_not_tell_where_the_arrays_were(tmp_path):
     def refuse(path):
         raise ValueError(f"no codec for {path}/zarr.json")
