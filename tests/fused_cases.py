@@ -171,13 +171,11 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     return way
 
 
-def short_only(source: Any, request: Any, arrays: Any) -> bool:
+def short_only(source: Any, selection: Any, out: Any, damage: Any = None) -> bool:
     # Also for options under which the ways with sinks come first.
     options = source.options.but(small_read_chunks=8)
     reader = short_ways(replace(source, options=options)).short
-    if reader is None or len(arrays) != 1:
-        return False
-    return reader.read(source, request.selections[0], arrays[0])
+    return reader is not None and reader.read(source, selection, out)
 
 
 def assert_all_fused(seen: Seen) -> None:

@@ -49,7 +49,7 @@ def wait_for(process: Aside) -> None:
 
 
 def test_another_process_takes_its_turn_to_compile(tmp_path, monkeypatch):
-    """Here it finds what it would make: compiling takes 13 s."""
+    """Here it finds what it would make: compiling takes half a minute."""
     choice._load()
     code = kept_code.place()
     if code is None or not code.exists():

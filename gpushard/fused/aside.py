@@ -33,8 +33,8 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?[a-z]?")
 class Aside:
     """A process that compiles the loops and keeps their code, where that is possible.
 
-    It takes some 13 s and 350 MiB, yields to other work, and runs to its end even if
-    this process ends before. The next process then finds the code.
+    It takes half a minute and more, and 350 MiB. It yields to other work, and runs to
+    its end even if this process ends before. The next process then finds the code.
     """
 
     def __init__(self) -> None:
