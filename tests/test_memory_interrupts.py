@@ -28,15 +28,6 @@ N = 4
 def interrupted(work: Callable[[], Any], *owners: type) -> Iterator[None]:
     """Do `work` over and over, cut off at each line of the modules of `owners`."""
     paths = {sys.modules[owner.__module__].__file__ for owner in owners}
-    gc.freeze()  # the collector then looks at what the work makes, not at all modules
-    try:
-        yield from _cut_off(work, paths)
-    finally:
-        gc.unfreeze()
-
-
-def _cut_off(work: Callable[[], Any], paths: set[str | None]) -> Iterator[None]:
-    """One round for each line of the modules at `paths`, until the work gets done."""
     for n_lines in count(1):
         left = n_lines
 
