@@ -118,7 +118,7 @@ def test_memory_stays_under_the_limit(tmp_path, monkeypatch, chain):
 def test_relays_beside_the_ring_stay_under_the_limit_of_a_device(
     tmp_path, monkeypatch, device, chain, part
 ):
-    shape = (1024, 960)
+    shape = (640, 960)
     values = stored(tmp_path, CHAINS[chain], shape, chunks=(16, 32), shards=(128, 96))
     a = opened(tmp_path, OPTIONS.but(memory_limit=MIB))
     read_on_device(a, [expressions.basic((slice(9),), shape)], device)  # loads loops
