@@ -115,10 +115,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_collection() -> None:
+    # Nothing of what is imported and collected goes again.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     # Thousands of tests and all modules outlive every test: the collector, which runs
     # while they do, need not look at them each time.
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
