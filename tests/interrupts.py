@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
+
+_MOST_TIMES = 2
+"""Of a loop the first round and a later one; the others are in the same state."""
 
 
 def is_cut_off(
@@ -17,9 +21,10 @@ def is_cut_off(
     """Whether `work` has so many lines; if so it is interrupted before that one.
 
     Counts lines of files whose paths contain one of `modules`, except those that read
-    as one of `unreached`.
+    as one of `unreached`, and each line twice at most.
     """
     n_left = n_line
+    reached: Counter[tuple[str, int]] = Counter()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal n_left
@@ -27,8 +32,11 @@ def is_cut_off(
         if event == "call" and not any(module in path for module in modules):
             return None
         if event == "line" and n_left:
-            line = linecache.getline(path, frame.f_lineno).strip()
-            n_left -= line not in unreached
+            place = path, frame.f_lineno
+            reached[place] += 1
+            if reached[place] > _MOST_TIMES:
+                return trace
+            n_left -= linecache.getline(*place).strip() not in unreached
             if not n_left:
                 raise KeyboardInterrupt
         return trace
