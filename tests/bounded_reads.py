@@ -1,7 +1,8 @@
 """How much a process grows over reads of large inner chunks: a JSON line a read.
 
-Run as ``python tests/bounded_reads.py DIRECTORY WAY LIMIT``: DIRECTORY has one array a
-case, WAY is one of `damaged_arrays.WAYS`, LIMIT a number of bytes or ``None``.
+Run as ``python tests/bounded_reads.py DIRECTORY WAY LIMIT KEY...``: DIRECTORY has one
+array a case, WAY is one of `damaged_arrays.WAYS`, LIMIT a number of bytes or ``None``,
+KEY one of `KEYS`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import gpushard
 from damaged_arrays import opened
 from memory_probe import status_nbytes
+
+KEYS = {"all": ..., "few": slice(5, 9), "step": slice(None, None, 1 << 20)}
 
 
 def read(place: Path, way: str, limit: int | None, key: Any) -> tuple[str, int]:
@@ -36,9 +39,8 @@ def main() -> None:
     limit = None if sys.argv[3] == "None" else int(sys.argv[3])
     read(directory / "warm up", way, limit, ...)
     for place in sorted(directory.iterdir()):
-        keys = {"all": ..., "few": slice(5, 9), "step": slice(None, None, 1 << 20)}
-        for name, key in keys.items():
-            came, grown = read(place, way, limit, key)
+        for name in sys.argv[4:]:
+            came, grown = read(place, way, limit, KEYS[name])
             told = {"case": place.name, "key": name, "came": came, "grown": grown}
             sys.stdout.write(f"{json.dumps(told)}\n")
 
