@@ -113,8 +113,9 @@ def field(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_collection(monkeypatch):
-    """What a process of tests left behind takes a quarter of a second to collect."""
+    """What a process of tests has made is for no contender to thaw and to look through."""
     monkeypatch.setattr(worker.gc, "collect", lambda: 0)
+    monkeypatch.setattr(worker.gc, "unfreeze", lambda: None)
 
 
 def measured(field, workload, *team, budget_s=60.0):
