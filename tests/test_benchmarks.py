@@ -113,7 +113,7 @@ def field(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _no_collection(monkeypatch):
-    """What a process of tests has made is for no contender to thaw and to look through."""
+    """What a process of tests has made is for no contender to thaw and look through."""
     monkeypatch.setattr(worker.gc, "collect", lambda: 0)
     monkeypatch.setattr(worker.gc, "unfreeze", lambda: None)
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,16 +95,21 @@ WAITING = ("/threading.py", "/concurrent/", "/asyncio/", "/zarr/", "/stores/")
 def interrupted_at(n_line: int, read: Callable[[], bool]) -> tuple[bool, bool]:
     """Whether a read is right that makes way for another, and whether it did.
 
-    It does so before its line `n_line` of those where it might wait.
+    It does so before its line `n_line` of those where it might wait, each of which
+    counts twice at most.
     """
     told: list[bool] = []
     n_left = n_line
+    reached: Counter[tuple[str, int]] = Counter()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal n_left
         if event == "call" and not any(w in frame.f_code.co_filename for w in WAITING):
             return None
-        n_left -= event == "line"
+        if event == "line":
+            place = frame.f_code.co_filename, frame.f_lineno
+            reached[place] += 1
+            n_left -= reached[place] <= 2
         if n_left == 0 and not told:
             sys.settrace(None)
             told.append(read())

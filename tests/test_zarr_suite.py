@@ -13,8 +13,8 @@ import pytest
 from zarr_suite import __main__ as suite
 
 # Chosen to be over in seconds and to read in every way: nearly all have a pipeline
-# decode. Of the nested shards, which are written slowly, two in files; of indexing, what
-# reads and neither only writes nor is refused before a pipeline is asked.
+# decode. Of the nested shards, which are written slowly, two in files; of indexing,
+# what reads and neither only writes nor is refused before a pipeline is asked.
 PART = [
     "tests/test_indexing.py",
     "tests/test_codecs/test_sharding.py::test_sharding",

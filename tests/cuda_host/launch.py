@@ -183,7 +183,7 @@ def sanitized_environment() -> dict[str, str]:
         "PYTEST_ADDOPTS": "",  # what it prints is looked at
         # Python objects that hold bytes are allocations of their own, too.
         "PYTHONMALLOC": "malloc",
-        # Of pytest's plugins the one that is needed: others take a quarter of the start.
+        # Of pytest's plugins only one is needed; others take a quarter of the start.
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
 
