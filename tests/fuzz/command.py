@@ -44,6 +44,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("inputs", nargs="*", type=Path, help="run only these files")
     parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--within", default="gpushard", help="whose branches count")
     parser.add_argument("--corpus", type=Path, help="default: below .pytest_cache")
     parser.add_argument("--findings", type=Path, default=KEPT)
     return parser.parse_args()
@@ -60,7 +61,7 @@ def fuzz(arguments: argparse.Namespace) -> None:
     """Run a target under atheris, which ends the process."""
     if find_spec("atheris") is None:
         sys.exit("fuzzing needs atheris: pip install '.[fuzz]'")
-    target, atheris = running.load_instrumented(arguments.target)
+    target, atheris = running.load_instrumented(arguments.target, arguments.within)
     words, corpus = prepared(target, arguments.corpus or KEPT / arguments.target)
     counts = {True: 0, False: 0}
 

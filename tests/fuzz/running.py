@@ -43,14 +43,18 @@ def load(name: str) -> ModuleType:
     return import_module(f"fuzz.target_{name}")
 
 
-def load_instrumented(name: str) -> tuple[ModuleType, Any]:
-    """Module of a target, with gpushard's branches counted, and atheris itself."""
+def load_instrumented(name: str, within: str) -> tuple[ModuleType, Any]:
+    """Module of a target, with the branches of a package counted, and atheris itself.
+
+    `within` is the package, or the module: ``gpushard``, ``gpushard.planning.index``.
+    """
     import atheris
 
-    with atheris.instrument_imports(include=["gpushard"], exclude=compiled_modules()):
+    with atheris.instrument_imports(include=[within], exclude=compiled_modules()):
         package = import_module("gpushard")
         for module in walk_packages(package.__path__, "gpushard."):
-            if module.name.endswith("__main__"):
+            is_within = f"{module.name}.".startswith(f"{within}.")
+            if module.name.endswith("__main__") or not is_within:
                 continue
             try:
                 import_module(module.name)
