@@ -82,7 +82,7 @@ def scatters_of(device):
 @each_chain
 def test_patches_of_one_shape_are_one_launch_in_few_driver_calls(chain):
     a, values = stored(chain)
-    keys = patches(200)
+    keys = patches(60)
     selections = [expressions.basic(key, SHAPE) for key in keys]
     taken = []
     device = emulated()
