@@ -56,8 +56,8 @@ def test_the_loops_refuse_what_is_hostile_and_read_what_is_beside_it(
     wrong = []
     for hostile, place in zip(ROWS, places, strict=True):
         a = gpushard.open_array(place, device="cpu", options=WAYS[way])
-        came = {repr(key): outcome(a, key) for key in KEYS}  # now the index is known
-        came |= {f"{key} again": outcome(a, key) for key in KEYS}
+        came = {"first": outcome(a, KEYS[0])}  # now the index is known
+        came |= {repr(key): outcome(a, key) for key in KEYS}
         wrong += [
             (hostile.row, key, found)
             for key, found in came.items()
