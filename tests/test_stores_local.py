@@ -240,6 +240,7 @@ def thread_names(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def read_and_tell(self: LocalStore, *args: Any) -> Fetched:
         names.add(threading.current_thread().name)
+        time.sleep(1e-5)  # the threads of a busy machine get a turn, too
         return read(self, *args)
 
     monkeypatch.setattr(LocalStore, "_read_range", read_and_tell)
