@@ -125,7 +125,8 @@ def test_redirects_take_no_more_time_than_an_answer():
         return [sized(b"", f"Location: /{nth}", status="302 x")]
 
     with RawServer(answer) as server:
-        with pytest.raises(StoreError, match="too slowly"):
+        # Silent: on a busy machine the time is over while an answer is waited for.
+        with pytest.raises(StoreError, match=r"too slowly|is silent"):
             open_url(server.url, {}, Options(patience_s=0.35)).get("a")
         assert len(server.requests) <= 4
 
