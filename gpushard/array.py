@@ -276,7 +276,7 @@ class Array(DescribedArray):
         return self._naming
 
     def _new(self, selection: ParsedSelection) -> Any:
-        """New array with the elements of a selection, where those of this array go."""
+        """New array with the elements of a selection, on this array's device."""
         if self._device is None:
             return read_new(self.source, selection)
         request = ReadRequest([selection], [None], self.source.layout.dtype)

@@ -99,8 +99,8 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
 def read_new(source: Source, selection: ParsedSelection) -> NDArray[Any]:
     """New host array with the elements that `selection` selects.
 
-    The same as `read_on_host` returns, which takes as long to find that nothing else is
-    asked of it as many a short read takes in all.
+    For a read that asks for nothing else. `read_on_host` returns the same, but first
+    looks at everything that a read may ask for, which a short read would notice.
 
     Raises
     ------
