@@ -16,7 +16,7 @@ import gpushard
 from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
-from gpushard.fused import choice, short, ways
+from gpushard.fused import choice, shares, short, ways
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
@@ -268,7 +268,7 @@ def test_the_short_compiled_way_is_held_to_the_cap(tmp_path, compressors):
 def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypatch):
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     choice._load()
-    monkeypatch.setattr(short, "_SHARE_US", 1)
+    monkeypatch.setattr(shares, "_SHARE_US", 1)
     seen: list[int] = []
 
     def run(tasks: Any, n_workers: int) -> None:

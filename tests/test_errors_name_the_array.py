@@ -16,7 +16,7 @@ from zarr.storage import MemoryStore
 import gpushard
 from cli_runs import run
 from gpushard import Options
-from gpushard.fused import unsharded
+from gpushard.fused import opening
 
 BOTH = pytest.mark.parametrize("n", [0, 8])
 
@@ -160,7 +160,7 @@ def test_a_store_that_fails(place, name, n, monkeypatch):
 
     monkeypatch.setattr(a.source.store, "read", fail)
     # Or else the loops open the files of an unsharded array, and ask no store.
-    monkeypatch.setattr(unsharded, "file_calls", lambda: None)
+    monkeypatch.setattr(opening, "file_calls", lambda: None)
     for read in (lambda: a[...], lambda: a[0, 0], lambda: a.oindex[[0]]):
         with pytest.raises(gpushard.StoreError) as caught:
             read()

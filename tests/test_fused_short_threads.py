@@ -14,7 +14,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, short
+from gpushard.fused import choice, shares, short
 from gpushard.fused.ways import short_ways
 from zarr_oracle import assert_same_bits
 
@@ -48,7 +48,7 @@ def shared(monkeypatch):
 
 
 def test_several_threads_share_the_inner_chunks(seen, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr(short, "_SHARE_US", 13)  # as two inner chunks take
+    monkeypatch.setattr(shares, "_SHARE_US", 13)  # as two inner chunks take
     options = SHORT.but(threads=3)
     place = stored([ZSTD]).placed("local", tmp_path)
     a = gpushard.open_array(place, options=options)
@@ -59,7 +59,7 @@ def test_several_threads_share_the_inner_chunks(seen, shared, monkeypatch, tmp_p
 
 
 def test_no_thread_is_left_without_an_inner_chunk(shared, monkeypatch, tmp_path):
-    monkeypatch.setattr(short, "_SHARE_US", 1)
+    monkeypatch.setattr(shares, "_SHARE_US", 1)
     place = stored([ZSTD]).placed("local", tmp_path)
     a = gpushard.open_array(place, options=SHORT.but(threads=8))
     assert_same_bits(a[30:34, 3], VALUES[30:34, 3])
@@ -76,7 +76,7 @@ def test_no_thread_is_left_without_an_inner_chunk(shared, monkeypatch, tmp_path)
 def test_what_decodes_slowly_is_shared_sooner(
     chain, n_tasks, seen, shared, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(short, "_SHARE_US", 30)
+    monkeypatch.setattr(shares, "_SHARE_US", 30)
     place = stored(CHAINS[chain]).placed("local", tmp_path)
     a = gpushard.open_array(place, options=SHORT.but(threads=3))
     assert_same_bits(a[BOX], VALUES[BOX])

@@ -6,85 +6,40 @@ import ctypes
 import os
 import resource
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import (
-    BloscCodec,
-    BytesCodec,
-    Crc32cCodec,
-    GzipCodec,
-    TransposeCodec,
-    ZstdCodec,
-)
 
 import gpushard
 import selection_strategies as sts
-from gpushard.fused import libraries, unsharded
+from gpushard.fused import libraries, opening, unsharded
 from gpushard.stores.local import LocalStore
+from unsharded_cases import (
+    CHAINS,
+    COMPILED,
+    FILL,
+    OPENAT2,
+    SHAPE,
+    STATX,
+    calls_replaced,
+    need_opened_files,
+    opened,
+    stored,
+    values_of,
+)
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops are an extra")
-pytestmark = pytest.mark.skipif(
-    libraries.file_calls() is None, reason="this system opens no files for the loops"
-)
-
-COMPILED = gpushard.Options(compile_nbytes=0, small_read_chunks=0)
-SHAPE, CHUNKS = (50, 37), (8, 10)
-FILL = -7
-CHAINS = {
-    "raw": {},
-    "big-endian": {"serializer": BytesCodec(endian="big")},
-    "crc": {"compressors": [Crc32cCodec()]},
-    "zstd": {"compressors": [ZstdCodec()]},
-    "zstd-crc": {"compressors": [ZstdCodec(), Crc32cCodec()]},
-    "blosc": {"compressors": [BloscCodec(cname="lz4")]},
-    "turned gzip": {
-        "compressors": [GzipCodec()],
-        "filters": [TransposeCodec(order=(1, 0))],
-    },
-    "v2": {"zarr_format": 2},
-    "flat v2": {
-        "zarr_format": 2,
-        "chunk_key_encoding": {"name": "v2", "separator": "/"},
-    },
-    "flat": {"chunk_key_encoding": {"name": "default", "separator": "."}},
-}
-
-
-def stored(place, values, *, chunks=CHUNKS, **chain):
-    chain = {"compressors": None, **chain}
-    made = zarr.create_array(
-        place,
-        shape=values.shape,
-        dtype=values.dtype,
-        chunks=chunks,
-        fill_value=FILL,
-        **chain,
-    )
-    made[...] = values
-    return made
-
-
-def values_of(dtype="i4", *, with_gaps=True):
-    values = np.random.default_rng(2).integers(-50, 50, SHAPE).astype(dtype)
-    if with_gaps:
-        values[16:32, 10:30] = FILL  # four inner chunks without a file
-    return values
-
-
-def opened(place, options=COMPILED, **arguments):
-    return gpushard.open_array(place, device="cpu", options=options, **arguments)
+pytestmark = need_opened_files
+calls = calls_replaced
 
 
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch):
     """Other work on the machine does not make files slow."""
-    monkeypatch.setattr(unsharded, "_SLOW_US", 1e9)
+    monkeypatch.setattr(unsharded, "SLOW_US", 1e9)
 
 
 @pytest.fixture
@@ -218,28 +173,6 @@ def test_a_store_that_is_gone_has_no_fill_values(tmp_path):
         a[...]
 
 
-STATX = ctypes.CFUNCTYPE(
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint),
-    ctypes.c_void_p,
-)
-OPENAT2 = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 5)
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Puts functions of Python's in the place of the C library's."""
-    held = []
-
-    def put(name, kind, wrapped):
-        plain = kind(getattr(libraries.file_calls(), name))
-        held.append(kind(partial(wrapped, plain)))
-        address = ctypes.cast(held[-1], ctypes.c_void_p).value
-        changed = libraries.file_calls()._replace(**{name: address})
-        monkeypatch.setattr(unsharded, "file_calls", lambda: changed)
-
-    return put
-
-
 def test_a_file_that_is_written_to_meanwhile_is_read_again(tmp_path, left, calls):
     values = values_of(with_gaps=False)
     stored(tmp_path, values, **CHAINS["raw"])
@@ -313,9 +246,9 @@ def test_files_that_take_long_are_left_to_those_who_wait_for_many(
         return plain(*words)
 
     calls("syscall", OPENAT2, openat2)
-    monkeypatch.setattr(unsharded, "_SLOW_US", -1e9)
+    monkeypatch.setattr(unsharded, "SLOW_US", -1e9)
     assert_same_bits(opened(tmp_path)[...], values)
-    n_tried = unsharded._N_TRIALS * unsharded._N_TRIED
+    n_tried = unsharded._N_TRIALS * unsharded.N_TRIED
     assert len(opens) == n_tried
     assert left == [28 - n_tried]
 
@@ -325,7 +258,7 @@ def test_systems_that_open_no_files_for_the_loops_read_as_before(
 ):
     values = values_of()
     stored(tmp_path, values, **CHAINS["zstd"])
-    monkeypatch.setattr(unsharded, "file_calls", lambda: None)
+    monkeypatch.setattr(opening, "file_calls", lambda: None)
     assert_same_bits(opened(tmp_path)[...], values)
     assert not left
 

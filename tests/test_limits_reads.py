@@ -12,7 +12,7 @@ import pytest
 import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options
-from gpushard.fused import choice, direct, files, short
+from gpushard.fused import choice, direct, files, shares, short
 from gpushard.options import KIB, MIB
 from gpushard.reading import ranges, read, results
 from gpushard.rolling import RollingArray
@@ -256,7 +256,7 @@ def test_short_compiled_reads_take_no_more_threads_than_asked_for(
         real(tasks, n)
 
     monkeypatch.setattr(short, "run_tasks", run_tasks)
-    monkeypatch.setattr(short, "_SHARE_US", 1)
+    monkeypatch.setattr(shares, "_SHARE_US", 1)
     options = Options(threads=threads, compile_nbytes=0)
     a = gpushard.open_array(coarse, device="cpu", options=options)
     assert np.array_equal(a[:], NOISE)

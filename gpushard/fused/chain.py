@@ -24,6 +24,7 @@ from gpushard.fused.columns import (
     ZSTD,
 )
 from gpushard.fused.libraries import pread_address
+from gpushard.fused.opening import ObjectFiles, object_files
 from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore, holds_plain_files
@@ -97,6 +98,8 @@ class FusedChain:
     shuffled
         Bytes of an element if a byte shuffle (`numcodecs.shuffle`) precedes the
         compressor, or 0.
+    objects
+        Files of an unsharded array, if the loops can open them; else None.
     """
 
     kind: int
@@ -110,6 +113,7 @@ class FusedChain:
     files: LocalStore | None = None
     planned_files: LocalStore | None = None
     shuffled: int = 0
+    objects: ObjectFiles | None = None
 
     def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
         """The chain for outputs of `dtype`; None if the loops do not write these."""
@@ -124,6 +128,11 @@ class FusedChain:
         if change is None:
             return None
         return replace(self, change=change)
+
+    @property
+    def has_short_ways(self) -> bool:
+        """Whether some small reads are for the loops (see `fused.ways`)."""
+        return self.planned_files is not None or self.objects is not None
 
     @property
     def decodes_directly(self) -> bool:
@@ -194,6 +203,7 @@ def _find_chain(source: Source) -> FusedChain | None:
         files,
         files if _is_plannable(source) else None,
         stream.shuffled,
+        object_files(source),
     )
 
 

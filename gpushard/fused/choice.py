@@ -131,7 +131,7 @@ def note_small_read(source: Source) -> None:
     if _counted.is_settled:
         return
     chain = fused_chain(source)
-    if chain is None or chain.planned_files is None:
+    if chain is None or not chain.has_short_ways:
         return
     _counted.all_nbytes += _SMALL_READ_NBYTES
     is_due = _counted.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE

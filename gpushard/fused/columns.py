@@ -17,7 +17,7 @@ from typing import NamedTuple
 # - FIRST_LENGTH and on: length along each axis.
 SOURCE, NBYTES, LOW, HIGH, FILE, OFFSET, TARGET, PART = range(8)
 ENTRY, KEEP, LISTED, FIRST_LENGTH = range(8, 12)
-NO_FILE, FILLED = -1, -2
+NO_FILE, FILLED, OBJECTS = -1, -2, -3
 
 # Words of a list: number of elements; their axis; the first element in the inner chunk,
 # where the box begins; address of the places of all elements in the inner chunk, and
@@ -70,7 +70,8 @@ CELL, PER_SHARD, INDEX_STRIDE, CHUNK_STRIDE, N_CELLS, N_SHARDS = range(6, 12)
 AXIS_ROWS = 12
 
 # Columns of a shard: addresses of its index' columns, 0 if there is no object; its
-# file; and the number of boxes up to and including its last.
+# file; and the number of boxes up to and including its last. An unsharded array is one
+# shard without an index, whose file is OBJECTS.
 OFFSETS, SIZES, STATES, HANDLE, END = range(5)
 SHARD_COLUMNS = 5
 

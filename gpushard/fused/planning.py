@@ -33,6 +33,8 @@ from gpushard.fused.columns import (
     N_ELEMENTS,
     N_SHARDS,
     NBYTES,
+    NO_FILE,
+    OBJECTS,
     OFFSET,
     OFFSETS,
     ORDINAL,
@@ -72,8 +74,12 @@ def _put_bytes(
     p: Planned, box: Any, shard: Any, ordinal: int, extent_nbytes: int
 ) -> bool:
     """Write the place of a box's bytes; False if its index entry is unusable."""
-    state, start, nbytes = _byte_range(p, shard, ordinal)
     box[ENTRY], box[KEEP] = ordinal, 0
+    if shard[HANDLE] == OBJECTS:
+        box[SOURCE], box[NBYTES], box[FILE] = 0, 0, NO_FILE
+        box[LOW], box[HIGH] = ordinal, ordinal  # brings the boxes of a file together
+        return True
+    state, start, nbytes = _byte_range(p, shard, ordinal)
     if state == CORRUPT:
         return False
     if state == MISSING:

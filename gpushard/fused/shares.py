@@ -14,6 +14,7 @@ from gpushard.fused.columns import ENTRY, FILE, SOURCE
 from gpushard.fused.thread_memory import address_of
 from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
+from gpushard.source import Source
 from gpushard.work_queue import Task
 
 # Least size of the decoded inner chunks of a share: decoding them takes much longer
@@ -23,6 +24,9 @@ _LARGEST_NBYTES = 8 * MIB
 # Size of the decoded inner chunks that one call places, after which a thread checks
 # whether to go on.
 _CALL_NBYTES = 32 * MIB
+# Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
+# the thread's caches. A share takes at least this long.
+_SHARE_US = 400
 _CACHE_LINE = 64
 _NONE_LEFT = 1 << 62
 
@@ -112,6 +116,12 @@ class Shares:
         """Stop all claims."""
         # A concurrent claim adds 1 to this or is overwritten; the number stays high.
         self._next[0] = _NONE_LEFT
+
+
+def n_sharing(source: Source, work_us: float, n_chunks: int) -> int:
+    """Number of threads that share `n_chunks` inner chunks; 1 if another is no help."""
+    n_threads = min(source.options.threads, source.room.most_workers)
+    return max(min(int(work_us / _SHARE_US), n_threads, n_chunks), 1)
 
 
 def first_boxes(boxes: Ints) -> Ints:

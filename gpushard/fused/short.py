@@ -33,7 +33,7 @@ from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.runner import BoxPlacer, Loops
-from gpushard.fused.shares import Shares
+from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import (
     Coordinate,
     Mesh,
@@ -51,10 +51,6 @@ from gpushard.source import Source
 from gpushard.stores.handles import Handle, is_in_memory
 from gpushard.stores.local import LocalStore
 from gpushard.workers import run_tasks
-
-# Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
-# the thread's caches. A share takes at least this long.
-_SHARE_US = 400
 
 
 class _OpenShards(NamedTuple):
@@ -80,7 +76,14 @@ class ShortReader:
         Its encoding, and the loops that decode it.
     call
         What reads boxes in one call; None if memory is too short for that.
+
+    Attributes
+    ----------
+    n_few
+        Python reads up to so many little inner chunks as fast.
     """
+
+    n_few = 1
 
     def __init__(
         self,
@@ -230,9 +233,8 @@ class ShortReader:
 
     def _n_tasks(self, source: Source, n_decoded: int, nbytes: int) -> int:
         """Number of threads that share inner chunks of which `nbytes` are read."""
-        n_threads = min(source.options.threads, source.room.most_workers)
         work_us = n_decoded * self._chain.pace.work_us(nbytes)
-        return min(int(work_us / _SHARE_US), n_threads, n_decoded)
+        return n_sharing(source, work_us, n_decoded)
 
     def _indexes(
         self, source: Source, coordinates: Sequence[Coordinate], keys: Sequence[str]

@@ -155,7 +155,18 @@ class _MeshAxis(NamedTuple):
 
 
 def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
-    """Grid of an array with one sharding level and cells of a single shape."""
+    """Grid of an array with cells of a single shape, and at most one sharding level.
+
+    An unsharded array counts as one shard, in whose index inner chunks are in C order.
+    """
+    if not layout.levels:
+        lengths = [axis.n_cells for axis in layout.axes]
+        return [
+            (axis.cell, n, prod(lengths[i + 1 :]), stride)
+            for i, (axis, n, stride) in enumerate(
+                zip(layout.axes, lengths, chunk_strides, strict=True)
+            )
+        ]
     return [
         (inner.cell, outer.cell // inner.cell, index_stride(layout, axis), stride)
         for axis, (inner, outer, stride) in enumerate(

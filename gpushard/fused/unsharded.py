@@ -7,41 +7,34 @@ says what is wrong.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.pieces import most_merged
-from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE, Opener
+from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.files import FileBoxes, window_nbytes
-from gpushard.fused.libraries import FileCalls, file_calls
-from gpushard.fused.runner import BoxRunner
+from gpushard.fused.opening import (
+    MOST_AT_ONCE,
+    N_TRIED,
+    SLOW_US,
+    ObjectFiles,
+    Opening,
+    fits_memory,
+)
+from gpushard.fused.runner import Bools, BoxRunner
 from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import address_of
-from gpushard.memory.chunk_room import usual_stored
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
-from gpushard.source import Source
-from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.handles import Handle
-from gpushard.stores.local import LocalStore, holds_plain_files
 from gpushard.work_queue import Task
 
-# openat2(2). A link may lead out of the store: the general path looks where it leads.
-_NO_LINKS = 0x04
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-# So many files are read by one thread at first. If they take longer than so much beside
-# decoding, and the next ones too, a disk or a server is waited for: the general path
-# asks it more at once.
-_N_TRIED, _N_TRIALS, _SLOW_US = 8, 2, 300
-# About so many boxes are placed by one call of the loops; interrupts wait for its end.
-_AT_ONCE = 512
+# So often are files tried, before the others are left over because they are slow.
+_N_TRIALS = 2
 
 
 class ObjectRead:
@@ -51,10 +44,8 @@ class ObjectRead:
     ----------
     runner, host, job
         The loops, the sink that fills what is missing, and the job to read.
-    store, root
-        The job's store, and its directory, open.
-    calls
-        Functions of the C library.
+    files, root
+        The job's files, and their store's directory, open.
     """
 
     def __init__(
@@ -62,21 +53,14 @@ class ObjectRead:
         runner: BoxRunner,
         host: HostSink,
         job: Job,
-        store: LocalStore,
+        files: ObjectFiles,
         root: Handle,
-        calls: FileCalls,
     ) -> None:
         self._runner = runner
         self._host = host
         self._job = job
-        self._store = store
+        self._files = files
         self._root = root
-        self._calls = calls
-        links = store.allow_symlinks_outside
-        self._knows_missing = not (links or store.checks_missing)
-        # Behind the struct, a path of no characters.
-        self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
-        self._most_nbytes = _most_nbytes(job.source)
         self._left: list[Block] = []
         self.seen: set[str] = set()
 
@@ -90,8 +74,8 @@ class ObjectRead:
         for planned in blocks:
             for block in planned.pieces():
                 rest = block
-                while n_slow < _N_TRIALS and len(rest.shard_coords) > 2 * _N_TRIED:
-                    is_tried = np.arange(len(rest.shard_coords)) < _N_TRIED
+                while n_slow < _N_TRIALS and len(rest.shard_coords) > 2 * N_TRIED:
+                    is_tried = np.arange(len(rest.shard_coords)) < N_TRIED
                     tried, rest = _parts(rest, is_tried)
                     if not self._are_slow(tried):
                         break
@@ -111,7 +95,7 @@ class ObjectRead:
         for task in self._tasks_of(block, 1):
             task()
         microseconds = 1e6 * (perf_counter() - started) / len(block.shard_coords)
-        return microseconds - self._runner.chain.chunk_us > _SLOW_US
+        return microseconds - self._runner.chain.chunk_us > SLOW_US
 
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
         if not block.n_chunks:
@@ -125,25 +109,15 @@ class ObjectRead:
             boxes[:, column] = 0
         boxes[:, FILE], boxes[:, ENTRY] = NO_FILE, block.shard[row]
         source, chain = self._job.source, self._runner.chain
-        paths = _Paths(source, block.shard_coords)
-        missing = np.zeros(len(block.shard_coords), np.bool_)
-        opener = Opener(
-            self._root.fd,
-            address_of(paths.addresses),
-            address_of(missing),
-            int(self._knows_missing),
-            address_of(self._how),
-            *self._calls,
-            self._most_nbytes,
-        )
+        opening = self._files.opening(source, self._root, block.shard_coords)
         reading = FileBoxes(
             self._runner,
             [self._root],
             boxes,
-            Shares.of(boxes, chain.chunk_nbytes, n_workers, most=_AT_ONCE),
-            window_nbytes(source.options, self._most_nbytes),
-            partial(self._finish, block, row, missing, paths),
-            opener,
+            Shares.of(boxes, chain.chunk_nbytes, n_workers, most=MOST_AT_ONCE),
+            window_nbytes(source.options, self._files.most_nbytes),
+            partial(self._finish, block, row, opening),
+            opening.opener,
         )
         yield from reading.tasks()
 
@@ -151,17 +125,16 @@ class ObjectRead:
         self,
         block: ShardBlock,
         row: Ints,
-        missing: NDArray[np.bool_],
-        paths: _Paths,
+        opening: Opening,
         some: FileBoxes,
     ) -> None:
         """Fill what is missing, and note the files that must be read again."""
-        del paths  # the loops have its addresses until now
+        missing = opening.missing
         if self._job.tally.is_summed:
             _, firsts = np.unique(some.boxes[:, ENTRY], return_index=True)
             nbytes = int(some.boxes[firsts, NBYTES].sum())
             self._job.tally.add(payload_nbytes=nbytes)
-        if missing.any() and self._store.open_root() is None:
+        if missing.any() and self._files.store.open_root() is None:
             missing[:] = False  # the general path says that the directory is gone
         is_missing = missing[block.shard]
         if is_missing.any():
@@ -173,9 +146,7 @@ class ObjectRead:
             self._left.append(rows_of(block, left))
 
 
-def _parts(
-    block: ShardBlock, is_in_first: NDArray[np.bool_]
-) -> tuple[ShardBlock, ShardBlock]:
+def _parts(block: ShardBlock, is_in_first: Bools) -> tuple[ShardBlock, ShardBlock]:
     """The part of a block in the marked shards, and the part in the others."""
     ((first,), (second,)) = (
         rows_of(block, marked).pieces() for marked in (is_in_first, ~is_in_first)
@@ -183,45 +154,10 @@ def _parts(
     return first, second
 
 
-class _Paths:
-    """Paths of some objects, relative to the store's directory.
-
-    Attributes
-    ----------
-    addresses
-        int64, shape (n_objects,). Address of each path, which ends with a zero byte.
-    """
-
-    def __init__(self, source: Source, coordinates: Ints) -> None:
-        keys = source.keys(coordinates)
-        refuse_unsafe_key(keys[0], source.store.url)  # others differ in numbers only
-        paths = list(map(os.fsencode, keys))
-        self._text = np.frombuffer(b"\0".join((*paths, b"")), np.uint8)
-        nbytes = np.fromiter(map(len, paths), np.int64, len(paths)) + 1
-        self.addresses = address_of(self._text) + np.cumsum(nbytes) - nbytes
-
-
-def _most_nbytes(source: Source) -> int:
-    """Size of the largest file that the loops read."""
-    if source.raw_strides is not None:
-        return source.chunk_nbytes
-    shape = source.chunk_shape or ()
-    limit = source.pipeline.encoded_limit(shape)
-    return min(limit, usual_stored(source.chunk_nbytes))
-
-
 def object_read(runner: BoxRunner, host: HostSink, job: Job) -> ObjectRead | None:
     """Read of an unsharded array's files in the loops; None if they cannot do it."""
-    source = job.source
-    store, layout = source.store, source.layout
-    if layout.object_codecs or not holds_plain_files(store):
+    files = runner.chain.objects
+    if files is None or not fits_memory(job.source, files) or job.tally.is_wanted:
         return None
-    if job.tally.is_wanted or source.chunk_nbytes > source.options.max_chunk_nbytes:
-        return None
-    if _most_nbytes(source) > source.room.most_window_nbytes:
-        return None
-    calls = file_calls()
-    root = None if calls is None else store.open_root()
-    if calls is None or root is None:
-        return None
-    return ObjectRead(runner, host, job, store, root, calls)
+    root = files.store.open_root()
+    return None if root is None else ObjectRead(runner, host, job, files, root)

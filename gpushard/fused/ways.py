@@ -8,6 +8,7 @@ from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import are_loaded, loops_for
 from gpushard.fused.one_call import one_call
 from gpushard.fused.short import ShortReader
+from gpushard.fused.short_objects import ShortObjectReader, short_object_reader
 from gpushard.fused.single import SingleReader
 from gpushard.source import Source
 
@@ -27,7 +28,7 @@ class Ways(NamedTuple):
     """
 
     single: SingleReader | None = None
-    short: ShortReader | None = None
+    short: ShortReader | ShortObjectReader | None = None
 
 
 _NO_WAYS = Ways()
@@ -51,14 +52,16 @@ def short_ways(source: Source) -> Ways:
 def _find_ways(source: Source) -> Ways | None:
     """The short ways of a source; None if other reads must come first."""
     chain = fused_chain(source)
-    store = None if chain is None else chain.planned_files
-    if chain is None or store is None:
+    if chain is None or not chain.has_short_ways:
         return _NO_WAYS
     if source.has_large_indexes or not source.options.small_read_chunks:
         return _NO_WAYS
     loops = loops_for(chain, source.options)
     if loops is None:
         return None
+    if chain.planned_files is None:
+        return Ways(short=short_object_reader(source, chain, loops))
+    store = chain.planned_files
     call = one_call(source, chain, loops)
     short = ShortReader(source, store, chain, loops, call)
     if call is None:

@@ -149,9 +149,10 @@ def _read_small(
     reader = short_ways(source).short
     try:
         if reader is not None:
-            # For a single little inner chunk, Python has less to prepare.
+            # For very few little inner chunks, Python has less to prepare.
             is_little = source.chunk_nbytes < _LEAST_NBYTES
-            is_read = is_little and read_small(source, selection, out, 1)
+            n_few = reader.n_few
+            is_read = is_little and read_small(source, selection, out, n_few)
             if is_read or reader.read(source, selection, out):
                 return True
         is_read = read_small(source, selection, out)

@@ -1,0 +1,212 @@
+"""The short path of unsharded arrays: up to a thousand files of one inner chunk each.
+
+As in `gpushard.fused.short`, the loops lay the selection over the grid; then they open,
+read and close the files, decode and place. All that is unusual is declined: damage,
+links, files that change or that a slow disk or server has. The general path then reads
+it or says what is wrong.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.fused.chain import FusedChain
+from gpushard.fused.columns import (
+    ENTRY,
+    FILE,
+    FILLED,
+    HIGH,
+    LOW,
+    NBYTES,
+    OBJECTS,
+    SOURCE,
+)
+from gpushard.fused.files import window_nbytes
+from gpushard.fused.filling import fill_for
+from gpushard.fused.opening import (
+    MOST_AT_ONCE,
+    N_TRIED,
+    SLOW_US,
+    ObjectFiles,
+    Opening,
+    fits_memory,
+)
+from gpushard.fused.runner import Bools, BoxPlacer, Loops
+from gpushard.fused.shares import Shares, n_sharing
+from gpushard.fused.short_selection import ScatteredPoints, grid_of, lay_over
+from gpushard.fused.thread_memory import address_of
+from gpushard.selecting.selection import Ints, Selection
+from gpushard.source import Source
+from gpushard.workers import run_tasks
+
+# Time that opening, looking at and closing a file takes, beside reading and decoding.
+_OPEN_US = 7
+# Files that were slow are left to the general path for so long.
+_SLOW_FOR_S = 1.0
+_ONE_SHARD = [[0, 0, 0, OBJECTS, 0]]
+
+
+class _Boxes(NamedTuple):
+    """Boxes of a read, and their files.
+
+    Attributes
+    ----------
+    columns
+        int64, shape (n_boxes, FIRST_LENGTH + n_axes), sorted by file. `ENTRY` is the
+        number of the file.
+    firsts
+        int64, shape (n_files + 1,). First box of each file, then the number of boxes.
+    opening
+        How the files are opened.
+    """
+
+    columns: Ints
+    firsts: Ints
+    opening: Opening
+
+    @property
+    def n_files(self) -> int:
+        """Number of files."""
+        return len(self.firsts) - 1
+
+    def divided(self, n_files: int) -> tuple[_Boxes, _Boxes]:
+        """The boxes of the first `n_files` files, and the others."""
+        cut = int(self.firsts[n_files])
+        first = self.columns[:cut], self.firsts[: n_files + 1]
+        rest = self.columns[cut:], self.firsts[n_files:] - cut
+        return _Boxes(*first, self.opening), _Boxes(*rest, self.opening)
+
+
+class ShortObjectReader:
+    """Reads small selections of one unsharded array.
+
+    Parameters
+    ----------
+    source, files
+        The array, and its files.
+    chain, loops
+        Its encoding, and the loops that decode it.
+
+    Attributes
+    ----------
+    n_few
+        Python reads up to so many little inner chunks as fast.
+    """
+
+    n_few = 4
+
+    def __init__(
+        self, source: Source, files: ObjectFiles, chain: FusedChain, loops: Loops
+    ) -> None:
+        self._files = files
+        self._chain = chain
+        self._loops = loops
+        self._grid = grid_of(source.layout, chain.strides)
+        self._n_cells = [axis.n_cells for axis in source.layout.axes]
+        self._planned = loops.planned(source, chain, 0, 0)
+        self._slow_until_s = 0.0
+
+    def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
+        """Read a selection into `out`; False if it is declined or something is wrong.
+
+        Parameters
+        ----------
+        source
+            The array, with the options of this read.
+        selection
+            What to read.
+        out
+            Host array of the selection's shape.
+        """
+        chain = self._chain.into(out.dtype)
+        wanted = None if chain is None else lay_over(selection, self._grid, out)
+        if chain is None or wanted is None:
+            return False
+        is_cast = chain.out_itemsize != chain.dtype.itemsize
+        if isinstance(wanted, ScatteredPoints) and is_cast:
+            return False  # the loops lay points out in elements of the array
+        planned = self._planned._replace(target=address_of(out))
+        columns, strides, _ = wanted.plan(
+            self._loops.compiled, planned, np.array(_ONE_SHARD)
+        )
+        boxes = self._with_files(source, columns)
+        placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
+        return boxes is not None and self._place(source, placer, boxes)
+
+    def _with_files(self, source: Source, columns: Ints) -> _Boxes | None:
+        """Planned boxes with their files; None if the store's directory is gone."""
+        root = self._files.store.open_root()
+        if root is None:
+            return None
+        entry = columns[:, ENTRY]
+        is_cut = np.ones(len(entry) + 1, np.bool_)
+        np.not_equal(entry[1:], entry[:-1], out=is_cut[1:-1])
+        firsts = np.flatnonzero(is_cut)
+        coordinates = np.unravel_index(entry[firsts[:-1]], self._n_cells)
+        opening = self._files.opening(source, root, np.array(coordinates).T)
+        columns[:, ENTRY] = is_cut[:-1].cumsum() - 1
+        return _Boxes(columns, firsts, opening)
+
+    def _place(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> bool:
+        """Whether boxes could be placed, from their files or as fill values."""
+        is_placed = self._read(source, placer, boxes)
+        if is_placed.all():
+            return True
+        is_missing = boxes.opening.missing[boxes.columns[:, ENTRY]]
+        if not (is_placed | is_missing).all() or self._files.store.open_root() is None:
+            return False
+        missing = boxes.columns[is_missing]
+        missing[:, [SOURCE, LOW, HIGH]] = 0
+        missing[:, NBYTES], missing[:, FILE] = self._chain.chunk_nbytes, FILLED
+        # This object holds the memory: the loops have only its address.
+        fill = fill_for(missing, source, None)
+        return fill is not None and bool(placer.run(missing).all())
+
+    def _read(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> Bools:
+        """Read boxes: bool, shape (n_boxes,), whether each was placed.
+
+        If files are slow, those after the first few are not read.
+        """
+        if boxes.n_files <= 2 * N_TRIED:
+            return self._run(source, placer, boxes)
+        is_placed = np.zeros(len(boxes.columns), np.bool_)
+        started_s = monotonic()
+        if started_s < self._slow_until_s:
+            return is_placed
+        tried, rest = boxes.divided(N_TRIED)
+        n_tried = len(tried.columns)
+        is_placed[:n_tried] = self._run(source, placer, tried)
+        file_us = 1e6 * (monotonic() - started_s) / N_TRIED
+        if file_us - self._chain.chunk_us > SLOW_US:
+            self._slow_until_s = monotonic() + _SLOW_FOR_S
+        else:
+            is_placed[n_tried:] = self._run(source, placer, rest)
+        return is_placed
+
+    def _run(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> Bools:
+        """Read boxes in as many threads as are worth it."""
+        columns, firsts, opening = boxes
+        nbytes = self._chain.chunk_nbytes
+        work_us = boxes.n_files * (_OPEN_US + self._chain.pace.work_us(nbytes))
+        n_tasks = n_sharing(source, work_us, boxes.n_files)
+        shares = Shares.of(columns, nbytes, n_tasks, firsts, MOST_AT_ONCE)
+        window = window_nbytes(source.options, self._files.most_nbytes)
+        run = partial(placer.run, columns, window, shares, opening.opener)
+        run_tasks(shares.tasks(run), n_tasks)
+        return shares.is_placed
+
+
+def short_object_reader(
+    source: Source, chain: FusedChain, loops: Loops
+) -> ShortObjectReader | None:
+    """What reads small selections of an unsharded array; None if none are for it."""
+    files = chain.objects
+    is_regular = all(axis.boundaries is None for axis in source.layout.axes)
+    if files is None or not is_regular or not fits_memory(source, files):
+        return None
+    return ShortObjectReader(source, files, chain, loops)
