@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zarr
 
 import gpushard
 
@@ -57,6 +59,18 @@ def test_import_loads_less_than_importing_zarr(after_gpushard):
     after_zarr = modules_after("import zarr")
     assert after_gpushard - own <= after_zarr
     assert len(after_gpushard) < len(after_zarr)
+
+
+def test_a_read_of_local_files_loads_no_other_codec_and_no_network(tmp_path):
+    values = np.arange(64 * 64, dtype="f4").reshape(64, 64)
+    made = zarr.create_array(
+        tmp_path, shape=(64, 64), chunks=(8, 8), shards=(32, 32), dtype="f4"
+    )
+    made[...] = values
+    read = f"gpushard.open_array({str(tmp_path)!r}, device='cpu')"
+    loaded = modules_after(f"import gpushard\na = {read}\na[5], a[3, 2], a[...]")
+    assert packages(loaded) & FORBIDDEN == set()
+    assert loaded & {"ssl", "http.client", "multiprocessing", "numpy.ma"} == set()
 
 
 def test_the_sources_of_the_kernels_stay_closed_where_no_device_reads():

@@ -122,6 +122,14 @@ class BytesCodec(ABC):
     library: str
     n_copies: int = field(default=1, kw_only=True)
 
+    @property
+    def shuffled(self) -> int:
+        """Size of elements whose bytes of the same significance it had side by side.
+
+        0 if it does anything else.
+        """
+        return 0
+
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:  # noqa: ARG002
         """Encoded size of `decoded_nbytes` bytes; None if it depends on the bytes."""
         return None

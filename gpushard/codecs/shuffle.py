@@ -25,6 +25,11 @@ class ShuffleCodec(BytesCodec):
     element_nbytes: int
     decoder: Any
 
+    @property
+    def shuffled(self) -> int:
+        """Size of the elements."""
+        return self.element_nbytes
+
     def encoded_nbytes(self, decoded_nbytes: int) -> int | None:
         """Encoded size: the same."""
         return decoded_nbytes

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.codecs.base import BytesCodec
-from gpushard.codecs.shuffle import ShuffleCodec
 from gpushard.formats.data_types import dtype_of_numbers, is_small_float
 from gpushard.fused.columns import (
     BLOSC,
@@ -221,12 +220,11 @@ def _stream_of(codecs: Sequence[BytesCodec], nbytes: int) -> _Stream | None:
     has_crc = names[-1:] == [_CRC32C]
     if has_crc:
         names.pop()
-    shuffled = 1
-    if len(names) > 1 and isinstance(codecs[0], ShuffleCodec):
-        shuffled = codecs[0].element_nbytes
+    shuffled = codecs[0].shuffled if len(names) > 1 else 0
+    if shuffled:
         del names[0]
     kind = RAW if not names else _KINDS.get(names[0])
-    if kind is None or len(names) > 1 or nbytes % shuffled:
+    if kind is None or len(names) > 1 or nbytes % max(shuffled, 1):
         return None
     return _Stream(kind, has_crc, shuffled if shuffled > 1 else 0)
 

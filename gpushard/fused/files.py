@@ -108,6 +108,8 @@ class FileBoxes:
 
     def left_of(self, bounds: Ints) -> list[int]:
         """Groups of boxes, ``bounds[i]:bounds[i + 1]``, that are not all placed."""
+        if self.shares.is_placed.all():
+            return []
         at = np.flatnonzero(~self.shares.is_placed)
         return np.unique(np.searchsorted(bounds, at, "right") - 1).tolist()
 

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from gpushard.arguments import instance, mapping
 from gpushard.errors import NotFoundError, OptionError, StoreError, UnsupportedError
@@ -224,6 +223,8 @@ def _local_path(url: str) -> str:
             got=repr(url),
             hint="begin an absolute path with three slashes: file:///data/x.zarr",
         )
+    from urllib.request import url2pathname  # brings HTTP and TLS with it
+
     return url2pathname(parts.path)
 
 
