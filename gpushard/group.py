@@ -21,7 +21,7 @@ from gpushard.errors import (
     naming,
 )
 from gpushard.hierarchies.documents import (
-    Contents,
+    GroupContents,
     GroupDocument,
     cannot_list,
     join,
@@ -223,7 +223,7 @@ class Group(Mapping[str, Array]):
         except StoreError:
             return ()
 
-    def _looked_up(self) -> Contents:
+    def _looked_up(self) -> GroupContents:
         """What lies below the group; listed once, and kept."""
         if self._contents is None:
             with naming(self._store, self.path):

@@ -21,7 +21,7 @@ from gpushard.hierarchies import v2 as v2_hierarchy
 from gpushard.hierarchies.documents import (
     UNLISTED,
     Broken,
-    Contents,
+    GroupContents,
     GroupDocument,
     NodeType,
     array_instead,
@@ -146,7 +146,7 @@ def load_group(
         error.add_context(array_path=path)
         raise
     if consolidated is not None:
-        contents = Contents(children_of(*consolidated), *consolidated)
+        contents = GroupContents(children_of(*consolidated), *consolidated)
         return GroupDocument(path, attributes, contents, is_consolidated=True)
     if use_consolidated:
         raise not_consolidated(path)
@@ -192,7 +192,7 @@ def group_below(group: GroupDocument, name: str) -> GroupDocument | None:
     attributes = _attributes_of_group(document) if is_v3 else document["attributes"]
     documents = _below(name, known.documents)
     broken = _below(name, known.broken)
-    contents = Contents(children_of(documents, broken), documents, broken)
+    contents = GroupContents(children_of(documents, broken), documents, broken)
     path = join(group.path, name)
     return GroupDocument(path, attributes, contents, is_consolidated=True)
 
@@ -311,7 +311,7 @@ def _child(value: Any, json_path: str) -> Mapping[str, Any]:
     return document
 
 
-def _contents(store: Store, path: str) -> Contents:
+def _contents(store: Store, path: str) -> GroupContents:
     """What lies directly below a group."""
     names = store.list_children(path)
     if names is None:
@@ -320,6 +320,6 @@ def _contents(store: Store, path: str) -> Contents:
     found, unread = read_documents(store, keys)
     nodes, broken = _nodes({keys[key]: found[key] for key in found}, lambda _: "")
     # Opening a broken child reads its document again, which raises its error.
-    return Contents(
+    return GroupContents(
         children_of(nodes, {*broken, *map(keys.__getitem__, unread)}), nodes
     )

@@ -17,7 +17,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard.devices import find, reading, sink
-from gpushard.devices.find import Found
+from gpushard.devices.find import FoundDevice
 from gpushard.devices.sink import DeviceSink
 from gpushard.errors import UnsupportedError
 from tiny_bounds import tiny_bounds
@@ -296,7 +296,7 @@ def test_listed_elements_take_no_more_of_the_room_of_a_device_than_their_columns
 @pytest.fixture
 def texts(tmp_path, device, monkeypatch):
     """A group of text and numbers where "auto" finds a device."""
-    monkeypatch.setattr(find, "_usable_gpu", lambda process: Found(device))
+    monkeypatch.setattr(find, "_usable_gpu", lambda process: FoundDevice(device))
     group = zarr.open_group(tmp_path, mode="w")
     with warnings.catch_warnings():  # zarr 3.1.0 does not know its own string codec
         warnings.simplefilter("ignore")

@@ -219,7 +219,9 @@ def chain(path, **codecs):
 
 def test_without_a_gpu_the_host_decodes_and_the_reason_is_told(sample, monkeypatch):
     monkeypatch.setattr(
-        find, "_usable_gpu", lambda process: find.Found(None, "no GPU is used: a test")
+        find,
+        "_usable_gpu",
+        lambda process: find.FoundDevice(None, "no GPU is used: a test"),
     )
     facts = run_json("info", sample / "u")
     assert (facts["device"], facts["device_why"]) == ("cpu", "no GPU is used: a test")
@@ -231,7 +233,7 @@ def test_without_a_gpu_the_host_decodes_and_the_reason_is_told(sample, monkeypat
 @pytest.fixture
 def device(monkeypatch):
     found = EmulatedDevice(*emulated(), seed=3)
-    monkeypatch.setattr(find, "_usable_gpu", lambda process: find.Found(found))
+    monkeypatch.setattr(find, "_usable_gpu", lambda process: find.FoundDevice(found))
     return found
 
 

@@ -17,8 +17,8 @@ from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard.cli import device_comparison, verification
 from gpushard.cli.verify_report import story
-from gpushard.converting.mark import NAME, Mark
-from gpushard.devices.find import Found
+from gpushard.converting.mark import NAME, ConversionMark
+from gpushard.devices.find import FoundDevice
 from gpushard.inspection.findings import Finding
 from gpushard.options import Options, WriteOptions
 from gpushard.stores.files import FileWriter
@@ -224,7 +224,7 @@ def test_repair_writes_nothing_where_no_write_has_left_a_note(tmp_path, monkeypa
 
 def test_a_device_is_held_against_the_host(damaged, monkeypatch):
     device = EmulatedDevice(*emulated(), seed=3)
-    monkeypatch.setattr(verification, "find_device", lambda name: Found(device))
+    monkeypatch.setattr(verification, "find_device", lambda name: FoundDevice(device))
     (array,) = run_json("verify", damaged, "--device", "cuda", code=1)["arrays"]
     assert [found["kind"] for found in array["findings"]] == ["index"]
     assert array["checks"][-1]["what"] == "device"
@@ -285,7 +285,7 @@ def test_an_unfinished_conversion_is_not_called_whole(shards, tmp_path, below):
         shutil.rmtree(target, ignore_errors=True)
         gpushard.convert(source, target)
         assert run_json("verify", target)["status"] == "whole"
-        mark = Mark(resolve(str(place))[0], NAME, "", "", np.zeros(6, bool))
+        mark = ConversionMark(resolve(str(place))[0], NAME, "", "", np.zeros(6, bool))
         mark.write()
         found = run_json("verify", target, code=2)
         assert found["status"] == "unverified", one

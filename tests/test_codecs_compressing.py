@@ -16,7 +16,7 @@ import gpushard
 from gpushard.codecs import compressing
 from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.codecs.compressing import compressor
-from gpushard.codecs.encoded import Encoded
+from gpushard.codecs.encoded import EncodedArrays
 from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 
 DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
@@ -24,7 +24,7 @@ DATA = (np.arange(5000) % 97).astype("<u2").view(np.uint8)
 
 def own(name, **configuration):
     encode = compressor(CodecSpec(name, configuration, "$"), configuration)
-    return lambda data: encode(Encoded.of([data]), 1).items()[0]
+    return lambda data: encode(EncodedArrays.of([data]), 1).items()[0]
 
 
 def decoded(name, data, **configuration):
@@ -203,9 +203,9 @@ def test_zstd_encodes_a_batch_as_it_does_one_by_one(batch, n_threads):
     spec = CodecSpec("zstd", {}, "$")
     encode = compressor(spec, {"level": 5, "checksum": True})
     blocks = blocks_of(*BATCHES[batch])
-    found = encode(Encoded.of(blocks), n_threads).items()
+    found = encode(EncodedArrays.of(blocks), n_threads).items()
     assert [decoded("zstd", one) for one in found] == [one.tobytes() for one in blocks]
-    alone = [encode(Encoded.of([block]), 1).items()[0] for block in blocks]
+    alone = [encode(EncodedArrays.of([block]), 1).items()[0] for block in blocks]
     assert [one.tobytes() for one in found] == [one.tobytes() for one in alone]
 
 
@@ -223,7 +223,7 @@ def test_zstd_takes_threads_of_which_each_has_64_kib(n, n_threads, monkeypatch):
 
     monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Noting)
     encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
-    encode(Encoded.of(blocks_of(n, 4096)), 3)
+    encode(EncodedArrays.of(blocks_of(n, 4096)), 3)
     assert asked == [n_threads]
 
 
@@ -237,7 +237,7 @@ def test_zstd_goes_on_without_the_call_for_batches(monkeypatch):
     encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
     monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Plain)
     without = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
-    blocks = Encoded.of(blocks_of(9, 5000))
+    blocks = EncodedArrays.of(blocks_of(9, 5000))
     expected = [one.tobytes() for one in encode(blocks, 2).items()]
     assert [one.tobytes() for one in without(blocks, 2).items()] == expected
 

@@ -14,7 +14,7 @@ import pytest
 from gpushard import codecs
 from gpushard.codecs import base, libdeflate
 from gpushard.codecs import gzip as gzip_module
-from gpushard.codecs.base import BytesCodec, Gathered
+from gpushard.codecs.base import BytesCodec, GatheredBytes
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
 
@@ -91,13 +91,13 @@ def test_odd_but_legal_members_are_read(name: str, stream: bytes) -> None:
 def test_a_single_large_stream_goes_through_libdeflate_where_it_is(
     name: str, stream: bytes, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Gathered] = []
+    made: list[GatheredBytes] = []
 
-    def gathered(name: str, limit: int, *, exact: bool) -> Gathered:
-        made.append(Gathered(name, limit, exact=exact))
+    def gathered(name: str, limit: int, *, exact: bool) -> GatheredBytes:
+        made.append(GatheredBytes(name, limit, exact=exact))
         return made[-1]
 
-    monkeypatch.setattr(gzip_module, "Gathered", gathered)
+    monkeypatch.setattr(gzip_module, "GatheredBytes", gathered)
     assert bytes(codec(name).decode(stream, len(RAW), exact=True)) == RAW
     assert bool(made) == (library == "zlib")
     assert codec(name).library.startswith(library)
@@ -199,7 +199,7 @@ def test_members_are_put_together_where_they_stay() -> None:
 
 def test_bytes_of_untold_size_may_be_more_than_were_thought_of(monkeypatch) -> None:
     monkeypatch.setattr(base, "_UNTOLD_NBYTES", 4)
-    gathered = Gathered("gzip", len(RAW) + 1, exact=False)
+    gathered = GatheredBytes("gzip", len(RAW) + 1, exact=False)
     for start in range(0, len(RAW), 1000):
         gathered.add(RAW[start : start + 1000])
     assert gathered.all().tobytes() == RAW

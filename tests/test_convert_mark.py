@@ -33,7 +33,7 @@ def test_shards_that_may_be_finished_are_listed_few_at_a_time(monkeypatch):
     done = np.ones(n, bool)
     done[::step] = False
     store: Any = Absent()
-    found = mark.Mark(store, "mark", "source", "document", done.copy())
+    found = mark.ConversionMark(store, "mark", "source", "document", done.copy())
     tracemalloc.start()
     try:
         found.look_for(str)
@@ -50,7 +50,9 @@ def test_of_a_mark_only_runs_of_shards_are_taken_over():
     store: Any = Absent()
     wrong = [["0", "9"], [None, 9], [0.0, 9], [False, 9], [-1, 9], [0, 11], [9, 8]]
     for told in ("09", {"0": 9}, [*wrong, [0], [0, 1, 9], 9, "09", [2, 4], [8, 10]]):
-        found = mark.Mark(store, "mark", "source", "document", np.zeros(10, bool))
+        found = mark.ConversionMark(
+            store, "mark", "source", "document", np.zeros(10, bool)
+        )
         found.take_over({"done": told})
         is_list = isinstance(told, list)
         assert np.flatnonzero(found.done).tolist() == ([2, 3, 8, 9] if is_list else [])

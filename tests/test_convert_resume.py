@@ -15,7 +15,7 @@ import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
 import gpushard
-from gpushard.converting.mark import NAME, Mark
+from gpushard.converting.mark import NAME, ConversionMark
 from gpushard.stores.files import FileWriter
 from gpushard.writing.blueprint import Blueprint
 
@@ -122,19 +122,19 @@ def test_a_shard_is_not_noted_before_it_is_there(tmp_path, monkeypatch):
     assert_complete(src, dst)
 
 
-@pytest.mark.parametrize("late", [Mark, Blueprint])
+@pytest.mark.parametrize("late", [ConversionMark, Blueprint])
 def test_the_mark_is_there_before_the_array(late, tmp_path, monkeypatch):
     src, dst = make_source(tmp_path / "src"), tmp_path / "dst"
 
     def stop(*_):
         raise InterruptedHereError
 
-    name = "write" if late is Mark else "put"
+    name = "write" if late is ConversionMark else "put"
     with monkeypatch.context() as patch:
         patch.setattr(late, name, stop)
         with pytest.raises(InterruptedHereError):
             gpushard.convert(src, dst, **TARGET)
-    left = None if late is Mark else [NAME]  # None: not even a directory
+    left = None if late is ConversionMark else [NAME]  # None: not even a directory
     assert (os.listdir(dst) if dst.exists() else None) == left
     gpushard.convert(src, dst, **TARGET)
     assert_complete(src, dst)

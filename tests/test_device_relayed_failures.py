@@ -167,7 +167,7 @@ def test_an_interrupt_leaves_no_thread_behind(tmp_path, device, monkeypatch):
     values = stored(tmp_path, CHAINS["zstd"], SHAPE)
     in_small_batches(monkeypatch)
     a = opened(tmp_path)
-    real = loading.Compiled.relay
+    real = loading.CompiledLoops.relay
     n_left = iter([1, 1])
 
     def interrupted(*arguments):
@@ -176,7 +176,7 @@ def test_an_interrupt_leaves_no_thread_behind(tmp_path, device, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading.Compiled, "relay", interrupted)
+        patch.setattr(loading.CompiledLoops, "relay", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read_on_device(a, [whole(a.shape)], device)
     assert device.is_idle

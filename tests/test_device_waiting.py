@@ -13,7 +13,7 @@ import pytest
 
 from gpushard.devices import waiting
 from gpushard.devices.cuda_copies import QueryCalls
-from gpushard.devices.waiting import NOT_READY, Mark, Waits
+from gpushard.devices.waiting import NOT_READY, RecordedEvent, Waits
 from gpushard.errors import DeviceError
 
 _QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
@@ -85,7 +85,7 @@ class Gpu(SimpleNamespace):
         self.broken_by = why
 
     def event(self, handle, stream):
-        return Mark(SimpleNamespace(ptr=handle), stream)
+        return RecordedEvent(SimpleNamespace(ptr=handle), stream)
 
 
 @pytest.fixture(params=["python", "compiled"])

@@ -25,7 +25,7 @@ from gpushard.options import MIB
 from gpushard.stores import patience
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.patience import Pace
+from gpushard.stores.patience import WaitLimits
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
 from small_array import VALUES, write_values
@@ -222,7 +222,7 @@ def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
         raise refusal.told("http://x", "c/0") from refusal
 
     with pytest.raises(gpushard.StoreError, match="503"):
-        patience.Patience(Pace(15, 1)).ask(busy, ByteRequest("c/0"))
+        patience.Patience(WaitLimits(15, 1)).ask(busy, ByteRequest("c/0"))
     assert pauses == [4, 4, 4]
 
 

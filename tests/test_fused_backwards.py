@@ -60,8 +60,8 @@ def test_each_point_is_a_box_of_one_element_in_the_order_of_the_bytes(
         plain(self, planned, axes, points, shards, boxes)
         made.append(boxes.copy())
 
-    plain = loading.Compiled.plan_points
-    monkeypatch.setattr(loading.Compiled, "plan_points", plan_points)
+    plain = loading.CompiledLoops.plan_points
+    monkeypatch.setattr(loading.CompiledLoops, "plan_points", plan_points)
     points = [70, 3, 60, 7]
     a = gpushard.open_array(backwards, options=SHORT)
     assert_same_bits(a.vindex[points], np.array(points, "i4"))
@@ -78,8 +78,8 @@ def test_boxes_are_placed_in_the_order_of_the_bytes(backwards, monkeypatch):
         low.extend(boxes[:, columns.LOW].tolist())
         return plain(self, decoder, boxes, *rest)
 
-    plain = loading.Compiled.place_boxes
-    monkeypatch.setattr(loading.Compiled, "place_boxes", place_boxes)
+    plain = loading.CompiledLoops.place_boxes
+    monkeypatch.setattr(loading.CompiledLoops, "place_boxes", place_boxes)
     with guarded_planning():
         a = gpushard.open_array(backwards, options=SHORT)
         assert_same_bits(a[60:66], np.arange(60, 66, dtype="i4"))

@@ -266,7 +266,7 @@ def test_the_loops_do_without_a_folder_to_be_kept_in(error, monkeypatch):
 
     monkeypatch.setattr(compiling, "compiled", compiled)
     monkeypatch.setattr(kept_code, "place", lambda: None)
-    assert isinstance(loading.load(), loading.Compiled)
+    assert isinstance(loading.load(), loading.CompiledLoops)
 
 
 def test_code_that_cannot_be_moved_runs_where_it_was_compiled(folder, monkeypatch):
@@ -274,7 +274,7 @@ def test_code_that_cannot_be_moved_runs_where_it_was_compiled(folder, monkeypatc
     function = compiling.Compiled(7, "run", changed)
     monkeypatch.setattr(compiling, "compiled", lambda *_, **__: function)
     made = []
-    monkeypatch.setattr(loading, "Compiled", lambda *a: made.append(a) or "loops")
+    monkeypatch.setattr(loading, "CompiledLoops", lambda *a: made.append(a) or "loops")
     assert loading.load() == "loops"
     assert made == [(7,)]
     assert list(folder.iterdir()) == []

@@ -285,7 +285,7 @@ def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
     loops, seen = choice._load(), set()
 
     def spied(name):
-        plain = getattr(loading.Compiled, name)
+        plain = getattr(loading.CompiledLoops, name)
 
         def run(self, *arguments):
             seen.add(name)
@@ -305,7 +305,7 @@ def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
         return False  # for the calls of planning and placing to follow
 
     for name in ("place_boxes", "plan_boxes", "plan_axes", "plan_points"):
-        monkeypatch.setattr(loading.Compiled, name, spied(name))
+        monkeypatch.setattr(loading.CompiledLoops, name, spied(name))
     monkeypatch.setattr(OneCall, "read_axes", read_axes)
     place = volume(tmp_path, [ZSTD], index_order=[0, 2, 1])
     a = gpushard.open_array(place, options=options)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import gpushard
 from fused_cases import FUSED, PLAIN, assert_all_fused
 from gpushard.fused import runner, short
-from gpushard.fused.loading import Compiled
+from gpushard.fused.loading import CompiledLoops
 from gpushard.placing import outputs
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
@@ -102,8 +102,8 @@ def test_rows_of_smaller_outputs_stay_in_the_caches(placed, least, large, monkey
         streams.add(decoder.streams)
         return plain(self, decoder, *arguments)
 
-    plain = Compiled.place_boxes
-    monkeypatch.setattr(Compiled, "place_boxes", place_boxes)
+    plain = CompiledLoops.place_boxes
+    monkeypatch.setattr(CompiledLoops, "place_boxes", place_boxes)
     for module in (runner, short):
         monkeypatch.setattr(module, "LARGE_NBYTES", least)
     assert_same_bits(gpushard.open_array(placed[0], options=FUSED)[...], placed[1])

@@ -19,8 +19,8 @@ from fuzz import kernels, mutations, running, sanitized, target_loops
 from fuzz.guard import GuardedRoom
 from gpushard import fused
 from gpushard.codecs import blosc_blocks
-from gpushard.codecs.base import Gathered
-from gpushard.converting.mark import Mark
+from gpushard.codecs.base import GatheredBytes
+from gpushard.converting.mark import ConversionMark
 from gpushard.devices.scattering import targets as devices_target
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes, choice
@@ -112,7 +112,7 @@ def lets_a_sum_wrap(monkeypatch):
 
 
 def forgets_the_size(monkeypatch):
-    monkeypatch.setattr(Gathered, "all", lambda self: self._memory[: self._nbytes])
+    monkeypatch.setattr(GatheredBytes, "all", lambda self: self._memory[: self._nbytes])
 
 
 def turns_inner_chunks_around(monkeypatch):
@@ -159,7 +159,7 @@ def takes_all_shards_for_finished(monkeypatch):
         self.done[:] = True
         self.is_resumed = True
 
-    monkeypatch.setattr(Mark, "take_over", take_over)
+    monkeypatch.setattr(ConversionMark, "take_over", take_over)
 
 
 def takes_all_that_is_missing_for_unwritten(monkeypatch):

@@ -29,7 +29,7 @@ from gpushard.stores import patience
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failed_write
-from gpushard.stores.patience import Pace
+from gpushard.stores.patience import WaitLimits
 from gpushard.stores.remote_url import open_url
 from range_server import RangeServer
 from raw_server import RawServer, sized
@@ -322,7 +322,7 @@ def test_a_busy_server_is_asked_with_pauses_whatever_the_settings(most, monkeypa
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)
     asker = patience.Patience(
-        Pace(15, 1 << 16), patience.Repeats(0, most_s=0, most=most)
+        WaitLimits(15, 1 << 16), patience.Repeats(0, most_s=0, most=most)
     )
     with pytest.raises(StoreError, match="500"):
         asker.ask(work, ByteRequest("c/0"))
@@ -365,7 +365,7 @@ def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypa
     refusal = RefusalError("status code: 503", 503, retry_after_s=told)
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)
-    asker = patience.Patience(Pace(15, 1 << 16))
+    asker = patience.Patience(WaitLimits(15, 1 << 16))
     with pytest.raises(StoreError, match="503"):
         asker.ask(work, ByteRequest("c/0"))
     assert 16 <= n_asked[0] <= 32  # at once, and then every half second or second

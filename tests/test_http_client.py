@@ -22,7 +22,7 @@ from gpushard.stores.http.client import HttpClient
 from gpushard.stores.http.settings import settings_of
 from gpushard.stores.http.store import HttpStore
 from gpushard.stores.http.wire import Deadline
-from gpushard.stores.patience import Pace, Patience
+from gpushard.stores.patience import Patience, WaitLimits
 from gpushard.stores.remote_url import open_url, store_of
 from range_server import RangeServer
 from raw_server import RawServer, sized
@@ -321,7 +321,7 @@ def test_settings_of_http_2_and_of_uploads_change_nothing():
 def test_the_pace_of_a_server_is_the_options():
     options = Options(patience_s=3, min_nbytes_per_s=7)
     settings = settings_of({}, options, allows_http=True)
-    assert settings.pace == Pace(3, 7)
+    assert settings.wait_limits == WaitLimits(3, 7)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_nothing_of_a_request_that_failed_waits_for_the_collector():
 
     def ask(_held: threading.Event) -> None:
         with contextlib.suppress(StoreError):
-            Patience(Pace(1, 1)).ask(refused, ByteRequest("c/0"))
+            Patience(WaitLimits(1, 1)).ask(refused, ByteRequest("c/0"))
 
     held = threading.Event()
     known = weakref.ref(held)

@@ -271,7 +271,7 @@ def test_an_interrupt_between_two_lines_leaves_no_connection_open(monkeypatch):
         for where in ("put", "take"):
             assert store.get("a") == b"body"
             with monkeypatch.context() as planted:
-                planted.setattr(pool.Pool, where, interrupted)
+                planted.setattr(pool.ConnectionPool, where, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     store.get("a")
             gc.collect()
@@ -299,7 +299,7 @@ def test_an_interrupt_while_a_host_is_reached_leaves_no_connection_open(
 def test_a_connection_that_an_interrupt_closed_when_it_was_kept_is_not_used(
     monkeypatch,
 ):
-    plain = pool.Pool.put
+    plain = pool.ConnectionPool.put
 
     def put(*args: Any) -> None:
         plain(*args)
@@ -308,7 +308,7 @@ def test_a_connection_that_an_interrupt_closed_when_it_was_kept_is_not_used(
     with RawServer(lambda *_: [sized(b"body")]) as server:
         store = open_url(server.url, {})
         with monkeypatch.context() as planted:
-            planted.setattr(pool.Pool, "put", put)
+            planted.setattr(pool.ConnectionPool, "put", put)
             with pytest.raises(KeyboardInterrupt):
                 store.get("a")
         assert store.get("a") == b"body"

@@ -225,7 +225,7 @@ def test_results_of_a_device_give_metas_of_the_device(a, monkeypatch):
     from cuda_host.device import EmulatedDevice
     from cuda_host.launch import Kernels
     from cuda_host.standin import load_standin
-    from gpushard.integrations.dask import Handle
+    from gpushard.integrations.dask import GraphArray
 
     device = EmulatedDevice(Kernels(), load_standin())
     on_device = gpushard.open_array(a.source.store, device=device)
@@ -234,7 +234,7 @@ def test_results_of_a_device_give_metas_of_the_device(a, monkeypatch):
     assert empty.shape == (0, 0)
     monkeypatch.setattr(da, "from_array", lambda *_, meta, **__: meta)
     assert isinstance(on_device.to_dask(), EmulatedArray)
-    assert_same_bits(Handle(on_device, "token")[3:5, 7].get(), VALUES[3:5, 7])
+    assert_same_bits(GraphArray(on_device, "token")[3:5, 7].get(), VALUES[3:5, 7])
 
 
 @pytest.fixture(scope="module")

@@ -243,7 +243,7 @@ def test_packed_winds_of_the_sample_are_scaled_on_the_device_to_the_same_bits():
 
 def test_the_host_is_the_default_where_there_is_a_device_too(stored, monkeypatch):
     device = opened_device()
-    monkeypatch.setattr(find, "_usable_gpu", lambda process: find.Found(device))
+    monkeypatch.setattr(find, "_usable_gpu", lambda process: find.FoundDevice(device))
     kinds = [
         type(xr.open_dataset(stored, engine="gpushard", **how).packed.data)
         for how in ({}, {"device": "auto"})

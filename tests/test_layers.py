@@ -329,3 +329,13 @@ def test_architecture_draws_the_walk_in_this_order():
     assert drawn is not None
     rows = [tuple(line.split()) for line in drawn[1].splitlines()]
     assert rows == list(WALK)
+
+
+def test_two_modules_give_no_class_the_same_name():
+    homes: dict[str, list[str]] = {}
+    for name in MODULES:
+        for node in tree(name).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    assert len(homes) > 200
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}

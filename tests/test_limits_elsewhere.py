@@ -30,7 +30,7 @@ from gpushard.stores import documents, patience
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local import LocalStore
-from gpushard.stores.patience import Pace, Patience
+from gpushard.stores.patience import Patience, WaitLimits
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr_store import ZarrStore
 from gpushard.writing import encode
@@ -169,7 +169,7 @@ def test_a_busy_server_is_given_up_when_the_patience_ends(monkeypatch, patience_
         raise gpushard.StoreError("status code: 503") from RefusalError("busy", 503)
 
     with pytest.raises(gpushard.StoreError):
-        Patience(Pace(patience_s, 1), None).ask(refused, None)
+        Patience(WaitLimits(patience_s, 1), None).ask(refused, None)
     # The pause after the last one would have been twice as long, and a half more.
     assert patience_s / 4 < clock.now <= patience_s
 
@@ -186,7 +186,7 @@ def test_the_client_of_a_server_is_told_the_patience(patience_s):
     assert last + patience_s / 3 < patience_s
     options = Options(patience_s=patience_s, min_nbytes_per_s=77)
     settings = open_url("http://127.0.0.1:9/a", {}, options).settings  # type: ignore[attr-defined]
-    assert settings.pace == Pace(patience_s, 77)
+    assert settings.wait_limits == WaitLimits(patience_s, 77)
     assert settings.pause_s == settings.connect_s == patience_s / 3
     assert settings.repeats.lost_s + patience_s / 3 < patience_s
 
@@ -327,8 +327,8 @@ def test_a_conversion_reads_and_encodes_within_its_budget(tmp_path, monkeypatch)
 
 
 def test_a_silent_server_is_given_a_third_of_the_patience():
-    assert Pace(6, 1).pause_s == 2
-    assert Pace(60, 1).pause_s == 20
+    assert WaitLimits(6, 1).pause_s == 2
+    assert WaitLimits(60, 1).pause_s == 20
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])

@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 
 from gpushard import Loader
 from gpushard.loader import conversion as conversions
-from gpushard.loader.conversion import Conversion
+from gpushard.loader.conversion import ElementConversion
 from loader_data import stored
 
 SHORT = ("bool", "uint8", "int8", "uint16", "int16", ">u2", ">i2", "float16")
@@ -29,7 +29,7 @@ def test_elements_looked_up_are_those_that_single_precision_gives(
     stored, scale, offset
 ):
     values = every(stored)
-    conversion = Conversion.to(values.dtype, np.dtype("float16"), scale, offset)
+    conversion = ElementConversion.to(values.dtype, np.dtype("float16"), scale, offset)
     assert conversion.is_tabulated
     out = np.empty(values.shape, "float16")
     conversion.apply(values, out)
@@ -44,7 +44,7 @@ def test_elements_looked_up_are_those_that_single_precision_gives(
 def test_integers_looked_up_are_those_that_numpy_casts(stored):
     values = every(stored)
     out = np.empty(values.shape, "float16")
-    Conversion.to(values.dtype, out.dtype, None, None).apply(values, out)
+    ElementConversion.to(values.dtype, out.dtype, None, None).apply(values, out)
     with np.errstate(all="ignore"):
         assert_array_equal(out, values.astype("float16"))
 
@@ -52,7 +52,7 @@ def test_integers_looked_up_are_those_that_numpy_casts(stored):
 def test_halves_are_looked_up_as_larger_floats():
     values = every("float16")
     out = np.empty(values.shape, "float32")
-    conversion = Conversion.to(values.dtype, out.dtype, None, None)
+    conversion = ElementConversion.to(values.dtype, out.dtype, None, None)
     assert conversion.is_tabulated
     conversion.apply(values, out)
     assert_array_equal(out, values.astype("float32"))
@@ -67,7 +67,9 @@ def test_halves_are_rounded_from_single_precision_unless_doubles_are_stored(
     """In single precision the factor is 1, and the sum lies amid two halves."""
     factors = 1 + 2**-30, 2**-11
     out = np.empty(1, "float16")
-    Conversion.to(np.dtype(stored), out.dtype, *factors).apply(np.ones(1, stored), out)
+    ElementConversion.to(np.dtype(stored), out.dtype, *factors).apply(
+        np.ones(1, stored), out
+    )
     assert out[0] == half
 
 
@@ -75,14 +77,14 @@ def test_halves_are_rounded_from_single_precision_unless_doubles_are_stored(
     ("stored", "dtype"), [("float32", "float16"), ("uint8", "float32")]
 )
 def test_no_table_is_made_where_it_would_be_large_or_save_nothing(stored, dtype):
-    conversion = Conversion.to(np.dtype(stored), np.dtype(dtype), 0.5, None)
+    conversion = ElementConversion.to(np.dtype(stored), np.dtype(dtype), 0.5, None)
     assert not conversion.is_tabulated
 
 
 def test_slices_of_samples_are_looked_up_where_they_lie():
     values = every("uint16")[::3, ::2]
     out = np.zeros((2 * len(values), values.shape[1]), "float16")
-    conversion = Conversion.to(values.dtype, out.dtype, 1e-3, None)
+    conversion = ElementConversion.to(values.dtype, out.dtype, 1e-3, None)
     conversion.apply(values, out[::2])
     plain = (values.astype("float32") * np.float32(1e-3)).astype("float16")
     assert_array_equal(out[::2], plain)
@@ -93,14 +95,16 @@ def test_tables_of_zeros_with_other_signs_are_apart():
     zeros = np.array([-0.0, 0.0], "float16")
     for offset, signs in [(0.0, [False, False]), (-0.0, [True, False])]:
         out = np.empty(2, "float16")
-        Conversion.to(zeros.dtype, out.dtype, None, offset).apply(zeros, out)
+        ElementConversion.to(zeros.dtype, out.dtype, None, offset).apply(zeros, out)
         assert_array_equal(np.signbit(out), signs)
 
 
 def test_tables_of_scales_that_are_used_no_more_are_let_go_of():
     values, out = every("uint8"), np.empty((16, 16), "float16")
     for n in range(100):
-        Conversion.to(values.dtype, out.dtype, 1 / (n + 2), None).apply(values, out)
+        ElementConversion.to(values.dtype, out.dtype, 1 / (n + 2), None).apply(
+            values, out
+        )
     assert conversions._table.cache_info().currsize <= 16
 
 

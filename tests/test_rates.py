@@ -162,5 +162,7 @@ def gpu_files():
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
-    monkeypatch.setattr(measuring, "find_device", lambda _: find.Found(None, "no GPU"))
+    monkeypatch.setattr(
+        measuring, "find_device", lambda _: find.FoundDevice(None, "no GPU")
+    )
     assert "nothing to measure: no GPU" in sentence(run("doctor", "--measure", code=2))

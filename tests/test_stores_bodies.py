@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpushard.stores.obstores import body_of
-from gpushard.stores.patience import Pace
+from gpushard.stores.patience import WaitLimits
 from range_server import RangeServer
 from stored_object import BODY, write_object
 
@@ -61,12 +61,12 @@ def test_a_body_that_trickles_is_given_up_after_its_limit(server):
 
 
 def test_a_larger_answer_has_more_time():
-    pace = Pace(patience_s=15, min_nbytes_per_s=1000)
+    pace = WaitLimits(patience_s=15, min_nbytes_per_s=1000)
     assert [pace.limit_s(nbytes) for nbytes in (0, 500, 4000)] == [15, 15.5, 19]
 
 
 def test_a_body_has_the_time_that_its_head_has_left():
-    pace = Pace(patience_s=15, min_nbytes_per_s=1000)
+    pace = WaitLimits(patience_s=15, min_nbytes_per_s=1000)
     now = time.monotonic()
     assert 15.9 < pace.left_s(4000, now - 3) <= 16
     assert pace.left_s(4000, now - 100) == pace.pause_s == 5

@@ -18,7 +18,7 @@ from gpushard.errors import StoreError
 from gpushard.options import KIB, Options
 from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.handles import Handle
+from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore
 from interrupts import is_cut_off
 from stored_object import BODY, read_one, write_object
@@ -29,7 +29,7 @@ needs_proc = pytest.mark.skipif(
 
 
 # Python looks for signals after calls, so before these lines it finds none.
-UNREACHED = ("try:", "return Handle(fd, key, status)")
+UNREACHED = ("try:", "return FileHandle(fd, key, status)")
 
 
 @pytest.fixture
@@ -206,10 +206,10 @@ def test_an_interrupt_once_a_file_is_open_closes_it_once(root, monkeypatch):
     """Its number may be another thread's file the second time."""
 
     def interrupted(*args):
-        Handle(*args)  # dropped at once, which closes the file
+        FileHandle(*args)  # dropped at once, which closes the file
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpushard.stores.root.Handle", interrupted)
+    monkeypatch.setattr("gpushard.stores.root.FileHandle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LocalStore(root).get("c/0")
 

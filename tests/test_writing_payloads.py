@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushard.codecs.encoded import LARGE_NBYTES, Encoded
+from gpushard.codecs.encoded import LARGE_NBYTES, EncodedArrays
 from gpushard.errors import CorruptShardError
 from gpushard.planning.index import parse_index
 from gpushard.stores.file_bytes import FileBytes, joined
@@ -22,7 +22,7 @@ def items_of(sizes, seed=0):
     return [rng.integers(0, 256, n).astype(np.uint8) for n in sizes]
 
 
-@pytest.mark.parametrize("make", [Encoded.of, Encoded.joined])
+@pytest.mark.parametrize("make", [EncodedArrays.of, EncodedArrays.joined])
 @pytest.mark.parametrize("sizes", [[], [0], SIZES, [LARGE_NBYTES + 1, LARGE_NBYTES]])
 @pytest.mark.parametrize("kind", [bytes, memoryview, np.asarray])
 def test_items_are_given_back_byte_for_byte(make, sizes, kind):
@@ -33,15 +33,17 @@ def test_items_are_given_back_byte_for_byte(make, sizes, kind):
 
 
 def test_small_items_share_a_buffer_and_large_ones_are_not_copied():
-    assert len(Encoded.of(items_of([1, 2, 3])).buffers) == 1
+    assert len(EncodedArrays.of(items_of([1, 2, 3])).buffers) == 1
     large = items_of([LARGE_NBYTES, LARGE_NBYTES])
-    assert all(map(np.shares_memory, Encoded.of(large).buffers, large))
+    assert all(map(np.shares_memory, EncodedArrays.of(large).buffers, large))
 
 
 def test_rows_are_items_of_one_size():
     rows = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    assert [one.tolist() for one in Encoded.of_rows(rows).items()] == rows.tolist()
-    assert [len(one) for one in Encoded.of_rows(rows[:, :0]).items()] == [0, 0, 0]
+    assert [
+        one.tolist() for one in EncodedArrays.of_rows(rows).items()
+    ] == rows.tolist()
+    assert [len(one) for one in EncodedArrays.of_rows(rows[:, :0]).items()] == [0, 0, 0]
 
 
 def shard_of(found: dict[int, bytes], n_entries: int, as_file=None) -> StoredShard:
@@ -117,7 +119,7 @@ def test_inner_chunks_in_the_order_of_the_shard_are_one_piece():
     rows = np.arange(40, dtype=np.uint8).reshape(10, 4)
     nobody = np.empty(0, np.int64)
     order = np.arange(10)[::-1].copy()
-    whole = Payloads(order, Encoded.of_rows(rows), nobody)
+    whole = Payloads(order, EncodedArrays.of_rows(rows), nobody)
     laid = Assembly(10, [whole]).laid_out(order, 0)
     assert laid is not None
     assert [piece.tolist() for piece in laid[1]] == [[*range(40)]]

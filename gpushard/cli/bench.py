@@ -21,7 +21,7 @@ from gpushard.options import MIB
 
 if TYPE_CHECKING:
     from gpushard.cli.contenders import Contender
-    from gpushard.cli.timing import Timing, Workload
+    from gpushard.cli.timing import TimedReads, Timing
 
 _OTHER = "other elements"
 _WITHOUT_LOOPS = (
@@ -72,7 +72,7 @@ def bench(
 def _facts(
     url: str,
     team: list[Contender],
-    rows: list[tuple[Workload, list[Timing]]],
+    rows: list[tuple[TimedReads, list[Timing]]],
 ) -> dict[str, Any]:
     return {
         "url": url,
@@ -89,7 +89,7 @@ def _facts(
 
 
 def _table(
-    team: list[Contender], rows: list[tuple[Workload, list[Timing]]]
+    team: list[Contender], rows: list[tuple[TimedReads, list[Timing]]]
 ) -> list[tuple[str, ...]]:
     from gpushard.cli.timing import ratio
 
@@ -111,7 +111,7 @@ def _cell(timing: Timing) -> str:
     return timing.trouble if timing.trouble == _OTHER else "left out"
 
 
-def _reasons(rows: list[tuple[Workload, list[Timing]]]) -> list[tuple[str, ...]]:
+def _reasons(rows: list[tuple[TimedReads, list[Timing]]]) -> list[tuple[str, ...]]:
     """Libraries that were left out, and why; each once for all workloads."""
     told = {
         (timing.contender, f"left out: {timing.trouble}"): None

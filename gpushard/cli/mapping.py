@@ -34,7 +34,7 @@ _MOST_FILES, _MOST_OBJECTS = 100_000, 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MapReport:
     """A shard of an array, and what lies where in it."""
 
     url: str
@@ -123,7 +123,7 @@ _ORDERS = {
 }
 
 
-def open_map(url: str, wanted: str | None, options: Options) -> Mapped:
+def open_map(url: str, wanted: str | None, options: Options) -> MapReport:
     """Map of a shard of the array at `url`.
 
     `wanted` is the key of the shard, or its coordinate; None means the first that is
@@ -152,7 +152,7 @@ def open_map(url: str, wanted: str | None, options: Options) -> Mapped:
         mapped = map_shard(source, coordinate)
         if isinstance(mapped, Contents):
             raise _unmapped(mapped)
-        return Mapped(url, layout, mapped)
+        return MapReport(url, layout, mapped)
 
 
 def _first_stored(source: Source) -> tuple[int, ...]:
@@ -218,7 +218,7 @@ def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
     )
 
 
-def write_map(mapped: Mapped, out: Path) -> None:
+def write_map(mapped: MapReport, out: Path) -> None:
     """Write the picture that `out` is named for.
 
     Raises `OptionError` if its name has another ending than .svg, .html or .png, and as

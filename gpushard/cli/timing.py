@@ -18,7 +18,7 @@ from gpushard.cli.contenders import Contender, Key, contenders
 _N_SINGLE, _N_BATCH = 32, 256
 
 
-class Workload(NamedTuple):
+class TimedReads(NamedTuple):
     """Reads that are timed together, with a description.
 
     `keys` returns the keys to read in a repetition, by its number.
@@ -42,7 +42,9 @@ class Timing(NamedTuple):
     trouble: str
 
 
-def workloads(shape: Sequence[int], itemsize: int, most_nbytes: int) -> list[Workload]:
+def workloads(
+    shape: Sequence[int], itemsize: int, most_nbytes: int
+) -> list[TimedReads]:
     """Reads that fit an array of `shape`: everything, or as much as `most_nbytes`."""
     if not shape or 0 in shape:
         return []
@@ -55,49 +57,49 @@ def workloads(shape: Sequence[int], itemsize: int, most_nbytes: int) -> list[Wor
     return [*found, _line(shape, n_along)] if len(shape) > 1 else found
 
 
-def _leading(shape: Sequence[int], n_rows: int) -> Workload:
+def _leading(shape: Sequence[int], n_rows: int) -> TimedReads:
     about = "everything" if n_rows == shape[0] else f"the first {n_rows} rows"
-    return Workload("full", about, lambda _: [(slice(0, n_rows),)])
+    return TimedReads("full", about, lambda _: [(slice(0, n_rows),)])
 
 
-def _single(shape: Sequence[int]) -> Workload:
+def _single(shape: Sequence[int]) -> TimedReads:
     n = min(_N_SINGLE, shape[0])
 
     def keys(repetition: int) -> list[Key]:
         rng = np.random.default_rng([1, repetition])
         return [(int(row),) for row in rng.integers(shape[0], size=n)]
 
-    return Workload("rows", f"{n} random rows, one read each", keys)
+    return TimedReads("rows", f"{n} random rows, one read each", keys)
 
 
-def _batch(shape: Sequence[int]) -> Workload:
+def _batch(shape: Sequence[int]) -> TimedReads:
     n = min(_N_BATCH, shape[0])
 
     def keys(repetition: int) -> list[Key]:
         rng = np.random.default_rng([2, repetition])
         return [(np.sort(rng.choice(shape[0], n, replace=False)),)]
 
-    return Workload("batch", f"{n} random rows in one read", keys)
+    return TimedReads("batch", f"{n} random rows in one read", keys)
 
 
-def _line(shape: Sequence[int], n_along: int) -> Workload:
+def _line(shape: Sequence[int], n_along: int) -> TimedReads:
     def keys(repetition: int) -> list[Key]:
         rng = np.random.default_rng([3, repetition])
         return [(slice(0, n_along), *(int(rng.integers(n)) for n in shape[1:]))]
 
     length = "all" if n_along == shape[0] else f"the first {n_along:,}"
-    return Workload("line", f"{length} of the first axis at one place", keys)
+    return TimedReads("line", f"{length} of the first axis at one place", keys)
 
 
 def measure(
     array: Array, *, most_nbytes: int, repetitions: int
-) -> tuple[list[Contender], list[tuple[Workload, list[Timing]]]]:
+) -> tuple[list[Contender], list[tuple[TimedReads, list[Timing]]]]:
     """The contenders that took part, and the times of each at each workload.
 
     The first read of each is not timed, but compared with gpushard's.
     """
     team = contenders(array)
-    rows: list[tuple[Workload, list[Timing]]] = []
+    rows: list[tuple[TimedReads, list[Timing]]] = []
     for workload in workloads(array.shape, array.dtype.itemsize, most_nbytes):
         want = [team[0].read(key) for key in workload.keys(0)]
         timings = [_checked(one, workload, want) for one in team]
@@ -112,7 +114,7 @@ def measure(
 
 
 def _checked(
-    contender: Contender, workload: Workload, want: Sequence[NDArray[Any]]
+    contender: Contender, workload: TimedReads, want: Sequence[NDArray[Any]]
 ) -> Timing:
     try:
         got = [contender.read(key) for key in workload.keys(0)]

@@ -51,7 +51,7 @@ HostBytes = bytes | bytearray | memoryview | NDArray[np.uint8]
 """Bytes on the host: contiguous, one dimension, item size 1."""
 
 
-class Gathered:
+class GatheredBytes:
     """Decoded bytes collected piece by piece, and held once.
 
     Untouched pages cost nothing, so as much memory is reserved as most bytes need. If

@@ -13,7 +13,7 @@ from typing import Any
 from gpushard.codecs.base import (
     PIECE_NBYTES,
     BytesCodec,
-    Gathered,
+    GatheredBytes,
     HostBytes,
     configuration_error,
     stream_error,
@@ -45,14 +45,19 @@ class StreamCodec(BytesCodec):
 
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes of all streams (see `BytesCodec.decode`)."""
-        source, decoded = memoryview(encoded), Gathered(self.name, limit, exact=exact)
+        source, decoded = (
+            memoryview(encoded),
+            GatheredBytes(self.name, limit, exact=exact),
+        )
         start = 0
         while True:
             start = self._decode_stream(source, start, decoded)
             if start == len(source):
                 return decoded.all()
 
-    def _decode_stream(self, source: memoryview, start: int, decoded: Gathered) -> int:
+    def _decode_stream(
+        self, source: memoryview, start: int, decoded: GatheredBytes
+    ) -> int:
         """Add the decoded bytes of the stream at `start`; returns where it ends."""
         try:
             stream = self.open_stream()

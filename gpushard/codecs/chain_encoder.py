@@ -14,7 +14,7 @@ from zarr.core.sync import sync
 
 from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.compressing import compressor, threads_for
-from gpushard.codecs.encoded import Bytes, Encoded, Ints
+from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
 from gpushard.codecs.zarr_objects import (
     all_settings,
     codec_object,
@@ -26,7 +26,7 @@ from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.workers import run_side_by_side
 
-Batch = NDArray[Any] | Sequence[NDArray[Any]] | Encoded
+Batch = NDArray[Any] | Sequence[NDArray[Any]] | EncodedArrays
 """Arrays of one shape: along the first axis of one array, in a list, or encoded."""
 
 
@@ -48,7 +48,7 @@ class _Step(NamedTuple):
     spec: CodecSpec
     codec: Any
     array: Any
-    own: Callable[[Any, int], Encoded] | None
+    own: Callable[[Any, int], EncodedArrays] | None
     takes_bytes: bool
 
     @property
@@ -62,7 +62,7 @@ class _Step(NamedTuple):
 
     def encode(
         self, batch: Batch, n_threads: int
-    ) -> Encoded | list[NDArray[Any] | None]:
+    ) -> EncodedArrays | list[NDArray[Any] | None]:
         """Each array encoded; None if nothing is stored."""
         if self.own is None:
             return self.by_zarr(_items(batch), n_threads)
@@ -135,7 +135,9 @@ class ChainEncoder:
         self._array = elements_spec(chain.array_bytes, elements)
         self._fitted: tuple[tuple[int, ...], list[_Step]] = ((), [])
 
-    def encode(self, arrays: NDArray[Any], n_threads: int = 1) -> tuple[Ints, Encoded]:
+    def encode(
+        self, arrays: NDArray[Any], n_threads: int = 1
+    ) -> tuple[Ints, EncodedArrays]:
         """Which arrays, along the first axis of one array, are stored, and as what.
 
         Parameters
@@ -159,7 +161,7 @@ class ChainEncoder:
         kept, batch = np.arange(len(arrays), dtype=np.int64), cast("Batch", arrays)
         for step in self._steps(arrays.shape[1:]):
             found = step.encode(batch, n_threads)
-            if isinstance(found, Encoded):
+            if isinstance(found, EncodedArrays):
                 batch = found
                 continue
             kept = kept[[item is not None for item in found]]
@@ -212,14 +214,14 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
 def _items(batch: Batch) -> list[NDArray[Any]]:
     if isinstance(batch, np.ndarray):
         return [batch[i, ...] for i in range(len(batch))]
-    return batch.items() if isinstance(batch, Encoded) else [*batch]
+    return batch.items() if isinstance(batch, EncodedArrays) else [*batch]
 
 
-def _encoded(batch: Batch) -> Encoded:
+def _encoded(batch: Batch) -> EncodedArrays:
     """Columns of arrays that became bytes."""
-    if isinstance(batch, Encoded):
+    if isinstance(batch, EncodedArrays):
         return batch
-    return Encoded.of([as_bytes(item) for item in _items(batch)])
+    return EncodedArrays.of([as_bytes(item) for item in _items(batch)])
 
 
 def as_bytes(array: NDArray[Any]) -> Bytes:
@@ -241,17 +243,19 @@ def _native(dtype: Any) -> np.dtype[Any]:
 
 def _to_bytes(
     spec: CodecSpec, dtype: np.dtype[Any]
-) -> Callable[[NDArray[Any] | Sequence[NDArray[Any]], int], Encoded] | None:
+) -> Callable[[NDArray[Any] | Sequence[NDArray[Any]], int], EncodedArrays] | None:
     """The codec "bytes" for elements of `dtype`; None if NumPy has no such cast."""
     stored = stored_elements(spec, dtype)
     if not stored.is_castable or not dtype.itemsize:
         return None
 
-    def encode(batch: NDArray[Any] | Sequence[NDArray[Any]], _: int) -> Encoded:
+    def encode(batch: NDArray[Any] | Sequence[NDArray[Any]], _: int) -> EncodedArrays:
         dtype = stored.view_dtype
         if isinstance(batch, np.ndarray):
             rows = as_bytes(np.ascontiguousarray(batch, dtype))
-            return Encoded.of_rows(rows.reshape(len(batch), -1))
-        return Encoded.of([as_bytes(np.ascontiguousarray(a, dtype)) for a in batch])
+            return EncodedArrays.of_rows(rows.reshape(len(batch), -1))
+        return EncodedArrays.of(
+            [as_bytes(np.ascontiguousarray(a, dtype)) for a in batch]
+        )
 
     return encode

@@ -19,11 +19,11 @@ import zstandard
 
 from gpushard.codecs import libdeflate
 from gpushard.codecs.crc32c import with_checksum
-from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, Encoded
+from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, EncodedArrays
 from gpushard.layout import CodecSpec
 from gpushard.workers import run_side_by_side
 
-Compress = Callable[[Encoded, int], Encoded]
+Compress = Callable[[EncodedArrays, int], EncodedArrays]
 """Encodes each of some bytes, with at most so many threads."""
 Encode = Callable[[Bytes], Any]
 """Encodes bytes; the result has a buffer of bytes."""
@@ -89,18 +89,20 @@ class _ZstdContexts(threading.local):
         # Threads of C, which do not wait for each other to get from one to the next.
         self._many = getattr(self._one, "multi_compress_to_buffer", None)
 
-    def compress(self, batch: Encoded, n_threads: int) -> Encoded:
+    def compress(self, batch: EncodedArrays, n_threads: int) -> EncodedArrays:
         """Frames, each with its size."""
         # What it gives keeps memory for the largest encoding that there could be.
         if self._many is None or len(batch.nbytes) == 1:
             one: Any = self._one.compress
-            return Encoded.of([np.array(memoryview(one(i))) for i in batch.items()])
+            return EncodedArrays.of(
+                [np.array(memoryview(one(i))) for i in batch.items()]
+            )
         n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
         found: Any = self._many(_segments(batch), threads=min(n_threads, n_worth))
-        return Encoded.joined([*found])
+        return EncodedArrays.joined([*found])
 
 
-def _segments(batch: Encoded) -> Any:
+def _segments(batch: EncodedArrays) -> Any:
     """The bytes as zstandard takes many of them."""
     if len(batch.buffers) > 1:
         return batch.items()
@@ -108,10 +110,10 @@ def _segments(batch: Encoded) -> Any:
     return _Segments(batch.buffers[0], segments.tobytes())
 
 
-def _each(encode: Encode, batch: Encoded, n_threads: int) -> Encoded:
+def _each(encode: Encode, batch: EncodedArrays, n_threads: int) -> EncodedArrays:
     items = batch.items()
     n_threads = threads_for(len(items[0]), n_threads)
-    return Encoded.of(run_side_by_side(encode, items, n_threads))
+    return EncodedArrays.of(run_side_by_side(encode, items, n_threads))
 
 
 def _blosc(configuration: Mapping[str, Any]) -> Encode:

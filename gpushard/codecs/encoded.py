@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 LARGE_NBYTES = 64 * KIB
 
 
-class Encoded(NamedTuple):
+class EncodedArrays(NamedTuple):
     """Bytes of each of some arrays.
 
     Attributes
@@ -37,14 +37,14 @@ class Encoded(NamedTuple):
     nbytes: Ints
 
     @classmethod
-    def of_rows(cls, rows: Bytes) -> Encoded:
+    def of_rows(cls, rows: Bytes) -> EncodedArrays:
         """Arrays of one size: uint8, shape (n_arrays, nbytes), in C order."""
         zeros, nbytes = np.zeros(len(rows), np.int64), rows.shape[1]
         offset = np.arange(len(rows), dtype=np.int64) * nbytes
         return cls([rows.reshape(-1)], zeros, offset, zeros + nbytes)
 
     @classmethod
-    def of(cls, items: Sequence[Any]) -> Encoded:
+    def of(cls, items: Sequence[Any]) -> EncodedArrays:
         """Arrays of which each item has the bytes, or is them; copied if small."""
         nbytes = _lengths(items)
         if int(nbytes.sum()) < LARGE_NBYTES * len(items):
@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
         return cls(buffers, numbers, np.zeros_like(numbers), nbytes)
 
     @classmethod
-    def joined(cls, items: Sequence[Any]) -> Encoded:
+    def joined(cls, items: Sequence[Any]) -> EncodedArrays:
         """The same, in one new buffer."""
         nbytes = _lengths(items)
         buffer = np.frombuffer(b"".join(items), np.uint8)

@@ -10,7 +10,7 @@ from gpushard.codecs.base import (
     DAMAGED_HINT,
     PIECE_NBYTES,
     BytesCodec,
-    Gathered,
+    GatheredBytes,
     HostBytes,
     stream_error,
 )
@@ -36,7 +36,10 @@ class DeflateCodec(BytesCodec):
             whole = libdeflate.decode_stream(encoded, limit, wrapper)
             if whole is not None:
                 return whole
-        source, decoded = memoryview(encoded), Gathered(self.name, limit, exact=exact)
+        source, decoded = (
+            memoryview(encoded),
+            GatheredBytes(self.name, limit, exact=exact),
+        )
         start = self._decode_member(source, 0, decoded)
         if start < len(source) and self.wbits != _GZIP_WBITS:
             n_left = len(source) - start
@@ -46,7 +49,9 @@ class DeflateCodec(BytesCodec):
             start = self._decode_member(source, start, decoded)
         return decoded.all()
 
-    def _decode_member(self, source: memoryview, start: int, decoded: Gathered) -> int:
+    def _decode_member(
+        self, source: memoryview, start: int, decoded: GatheredBytes
+    ) -> int:
         """Add the decoded bytes of the member at `start`; returns where it ends."""
         member = zlib.decompressobj(self.wbits)
         piece: memoryview | bytes = b""

@@ -18,7 +18,7 @@ from gpushard.converting.copying import Copy
 from gpushard.converting.kept import TargetArguments, target_blueprint
 from gpushard.converting.mark import (
     NAME,
-    Mark,
+    ConversionMark,
     find_mark,
     refuse_lasting,
     source_fingerprint,
@@ -98,7 +98,7 @@ class _Job:
 
     source: Source
     blueprint: Blueprint
-    mark: Mark
+    mark: ConversionMark
 
     @property
     def nbytes(self) -> int:
@@ -172,7 +172,7 @@ class Conversion:
             if isinstance(error, OptionError) or error.array_path is not None:
                 error.add_context(store_url=self.to.url, array_path=place)
             raise
-        mark = Mark(
+        mark = ConversionMark(
             store=self.to,
             key=join(place, NAME),
             source=source_fingerprint(self.store, layout),
@@ -182,11 +182,11 @@ class Conversion:
         source = watched_source(layout, self.store, self.options)
         return _Job(source, blueprint, mark)
 
-    def _mark_of_all(self, jobs: Mapping[str, _Job]) -> Mark:
+    def _mark_of_all(self, jobs: Mapping[str, _Job]) -> ConversionMark:
         """The mark of a group's conversion, which says which arrays are finished."""
         sources = repr([(path, job.mark.source) for path, job in jobs.items()])
         documents = repr([job.mark.document for job in jobs.values()])
-        return Mark(
+        return ConversionMark(
             store=self.to,
             key=join(self.place, NAME),
             source=sha256(sources.encode()).hexdigest(),
@@ -195,7 +195,7 @@ class Conversion:
         )
 
     def _convert_all(
-        self, jobs: dict[str, _Job], mark: Mark, advance: Advance
+        self, jobs: dict[str, _Job], mark: ConversionMark, advance: Advance
     ) -> dict[str, ConvertedArray]:
         """Convert the arrays that are not finished, one after the other."""
         if not self.nodes.groups:
@@ -235,13 +235,15 @@ class Conversion:
             n_resumed=n_resumed,
         )
 
-    def _start(self, blueprint: Blueprint | None, mark: Mark) -> None:
+    def _start(self, blueprint: Blueprint | None, mark: ConversionMark) -> None:
         """Make a place ready: mark it if it is free, or resume what lies there."""
         place = mark.key.removesuffix(NAME).rstrip("/")
         with naming(self.to, place):  # not the source, which the caller names
             self._make_ready(place, blueprint, mark)
 
-    def _make_ready(self, place: str, blueprint: Blueprint | None, mark: Mark) -> None:
+    def _make_ready(
+        self, place: str, blueprint: Blueprint | None, mark: ConversionMark
+    ) -> None:
         found = find_mark(self.to, place) if self.resume or not self.overwrite else None
         if found is not None and self.resume and mark.matches(found):
             self._go_on(blueprint, mark, found)
@@ -270,7 +272,7 @@ class Conversion:
         writer_of(self.to).clear(self.place)
 
     def _go_on(
-        self, blueprint: Blueprint | None, mark: Mark, found: dict[str, Any]
+        self, blueprint: Blueprint | None, mark: ConversionMark, found: dict[str, Any]
     ) -> None:
         """Continue an interrupted conversion, with the documents that it made."""
         mark.take_over(found)

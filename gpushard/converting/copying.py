@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.array import Array
-from gpushard.converting.mark import Mark, unravelled
+from gpushard.converting.mark import ConversionMark, unravelled
 from gpushard.converting.progress import Advance
 from gpushard.converting.tiles import Box as Elements
-from gpushard.converting.tiles import Budget, Cell, box_of, slabs, tiles
+from gpushard.converting.tiles import Cell, TileBudget, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.memory.turns import turns
 from gpushard.selecting.selection import SliceAxis
@@ -40,8 +40,8 @@ class Copy:
 
     source: Source
     target: Source
-    mark: Mark
-    budget: Budget
+    mark: ConversionMark
+    budget: TileBudget
 
     @property
     def grid(self) -> Cell:

@@ -65,7 +65,7 @@ def unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass
-class Mark:
+class ConversionMark:
     """The mark of one array's conversion.
 
     Attributes

@@ -27,7 +27,7 @@ _CHUNKS_PER_THREAD, _COPIES = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TileBudget:
     """How much of a conversion to do at a time.
 
     Attributes
@@ -58,7 +58,7 @@ def budget_for(
     *,
     joins: bool,
     least_read_nbytes: int = 0,
-) -> Budget:
+) -> TileBudget:
     """Budget of a conversion that keeps to the options' memory limit and threads.
 
     Parameters
@@ -95,7 +95,7 @@ def budget_for(
         min(options.threads, room // in_flight, read_nbytes // max(1, least_nbytes)),
     )
     spare = (room // n_tiles - in_flight) // encoder_nbytes
-    return Budget(
+    return TileBudget(
         counts=counts,
         slab=slab,
         n_tiles=n_tiles,

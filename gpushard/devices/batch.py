@@ -23,7 +23,7 @@ from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.host_rows import put_rows
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.payload.answers import Encoded, brought_back
+from gpushard.devices.payload.answers import FetchedChunks, brought_back
 from gpushard.devices.payload.ring import PinnedPayload
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
@@ -39,7 +39,7 @@ class BatchInput(NamedTuple):
 
     job: Job
     block: ShardBlock
-    encoded: Encoded
+    encoded: FetchedChunks
 
 
 Settle = Callable[[Lane, BatchInput], None]
@@ -105,7 +105,9 @@ def decode(
     lane.pending = Pending(statuses, settle_rows)
 
 
-def _place_plain(lane: Lane, targets: Targets, rows: Rows, encoded: Encoded) -> None:
+def _place_plain(
+    lane: Lane, targets: Targets, rows: Rows, encoded: FetchedChunks
+) -> None:
     """Enqueue copying plain elements to the outputs, or else scattering them."""
     payload = encoded.payload
     if isinstance(payload, PinnedPayload):

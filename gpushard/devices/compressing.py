@@ -21,7 +21,7 @@ _ALIGNMENT = 16
 _GIVEN_NBYTES, _FOUND_NBYTES = 24, 12
 
 
-class Gathered(NamedTuple):
+class GatheredChunk(NamedTuple):
     """How one inner chunk is assembled.
 
     `copies` go to addresses relative to its start. If they leave gaps, it `is_partial`,
@@ -32,7 +32,7 @@ class Gathered(NamedTuple):
     is_partial: bool
 
 
-class Encoded(NamedTuple):
+class EncodedChunk(NamedTuple):
     """Stream of an inner chunk, and its decoded bytes if they were asked for.
 
     Both are uint8, (nbytes,), host. `stream` is None if the vendor's encoder failed.
@@ -95,11 +95,11 @@ class BatchCompressor:
 
     def compress(
         self,
-        batch: Sequence[Gathered],
+        batch: Sequence[GatheredChunk],
         fill: Bytes,
         ready: Sequence[Event],
         is_looked_at: Callable[[int], bool],
-    ) -> list[Encoded]:
+    ) -> list[EncodedChunk]:
         """Streams of at most `most_rows` inner chunks, complete on return.
 
         Parameters
@@ -131,7 +131,7 @@ class BatchCompressor:
             run.end()
 
     def _gather(
-        self, run: _Run, inputs: int, batch: Sequence[Gathered], fill: Bytes
+        self, run: _Run, inputs: int, batch: Sequence[GatheredChunk], fill: Bytes
     ) -> None:
         device = self._device
         filled = None
@@ -182,14 +182,14 @@ class BatchCompressor:
         nbytes: NDArray[np.uint64],
         statuses: NDArray[np.int32],
         is_looked_at: Callable[[int], bool],
-    ) -> list[Encoded]:
+    ) -> list[EncodedChunk]:
         device, chunk_nbytes = self._device, self.chunk_nbytes
         # A status of success does not count if the size is impossible.
         is_good = (statuses == 0) & (nbytes > 0) & (nbytes <= self._limit)
         sizes = np.where(is_good, nbytes, 0).tolist()
         looks = [size > 0 and is_looked_at(size) for size in sizes]
         room = run.pinned(max(1, sum(sizes) + chunk_nbytes * sum(looks)))
-        encoded: list[Encoded] = []
+        encoded: list[EncodedChunk] = []
         for i, (size, is_wanted) in enumerate(zip(sizes, looks, strict=True)):
             stream, decoded, room = np.split(
                 room, (size, size + chunk_nbytes * is_wanted)
@@ -199,11 +199,13 @@ class BatchCompressor:
             if is_wanted:
                 device.download(decoded, inputs + i * self._pitch, run.stream)
             encoded.append(
-                Encoded(stream if size else None, decoded if is_wanted else None)
+                EncodedChunk(stream if size else None, decoded if is_wanted else None)
             )
         run.wait()
         # Pinned memory is scarce, and a shard is held until it is written.
-        return [Encoded(*(None if x is None else x.copy() for x in e)) for e in encoded]
+        return [
+            EncodedChunk(*(None if x is None else x.copy() for x in e)) for e in encoded
+        ]
 
 
 class _Run:

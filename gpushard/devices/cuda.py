@@ -32,7 +32,7 @@ from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
-from gpushard.devices.waiting import Mark, Waits
+from gpushard.devices.waiting import RecordedEvent, Waits
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 
 OLDEST_CAPABILITY = (7, 5)
@@ -268,13 +268,13 @@ class CudaDevice:
         with self._current():
             event = self._cupy.cuda.Event(disable_timing=True)
             self._runtime.eventRecord(event.ptr, stream)
-            return Mark(event, stream)
+            return RecordedEvent(event, stream)
 
     def await_event(self, stream: Stream, event: Event) -> None:
         """Make work queued on `stream` from now on wait for `event`."""
-        mark: Any = event
+        recorded: Any = event
         with self._current():
-            self._runtime.streamWaitEvent(stream, mark.event.ptr)
+            self._runtime.streamWaitEvent(stream, recorded.event.ptr)
 
     def limit_waits(
         self, stream: Stream, limit_s: float | None, entries: Sequence[Event]

@@ -7,7 +7,7 @@ import numpy as np
 from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
 from gpushard.devices.host_rows import decoding, rates_here
-from gpushard.devices.payload.answers import Encoded
+from gpushard.devices.payload.answers import FetchedChunks
 from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, workload_of
 from gpushard.fetching.job import Job
 
@@ -58,7 +58,7 @@ class Decider:
         costs = self._costs(job, step, n_rows, nbytes)
         return costs.device <= costs.host
 
-    def decide(self, job: Job, encoded: Encoded) -> bool:
+    def decide(self, job: Job, encoded: FetchedChunks) -> bool:
         """Whether the device decodes these inner chunks, which were fetched."""
         step = self._step
         if step is None or job.source.options.placement != "cost":

@@ -14,7 +14,7 @@ from gpushard.devices.base import Device
 from gpushard.errors import DeviceError, OptionError, UnsupportedError
 
 
-class Found(NamedTuple):
+class FoundDevice(NamedTuple):
     """A device, or None for the host.
 
     `why` says why ``device="auto"`` chose the host; "" if it did not have to choose.
@@ -24,7 +24,7 @@ class Found(NamedTuple):
     why: str = ""
 
 
-def find_device(device: str | Device) -> Found:
+def find_device(device: str | Device) -> FoundDevice:
     """Device that a value of ``device=`` means.
 
     Raises
@@ -41,9 +41,9 @@ def find_device(device: str | Device) -> Found:
                 expected="'auto', 'cpu', 'cuda', 'cuda:N' or one of gpushard.devices",
                 got=repr(device),
             )
-        return Found(device)
+        return FoundDevice(device)
     if device == "cpu":
-        return Found(None)
+        return FoundDevice(None)
     if device == "auto":
         return _usable_gpu(os.getpid())
     kind, _, ordinal = device.partition(":")
@@ -53,10 +53,10 @@ def find_device(device: str | Device) -> Found:
             expected="'auto', 'cpu', 'cuda' or 'cuda:N'",
             got=repr(device),
         )
-    return Found(_cuda_device(os.getpid(), int(ordinal or 0)))
+    return FoundDevice(_cuda_device(os.getpid(), int(ordinal or 0)))
 
 
-def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
+def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> FoundDevice:
     """Device that a value of ``device=`` means for an array of `dtype`.
 
     "auto" means the host if a GPU has no arrays of `dtype`, such as times and text. A
@@ -69,21 +69,21 @@ def find_device_for(device: str | Device, dtype: np.dtype[Any]) -> Found:
     try:
         found.device.empty((0,), dtype)
     except UnsupportedError as error:
-        return Found(None, f"no GPU is used: {error.what}")
+        return FoundDevice(None, f"no GPU is used: {error.what}")
     return found
 
 
 @cache
-def _usable_gpu(process: int) -> Found:
+def _usable_gpu(process: int) -> FoundDevice:
     """First CUDA device, if all that it needs is installed; asked once per process."""
     if sys.platform != "linux":
-        return Found(None, "no GPU is used: that takes Linux")
+        return FoundDevice(None, "no GPU is used: that takes Linux")
     if find_spec("cupy") is None:
-        return Found(None, "no GPU is used: CuPy is not installed")
+        return FoundDevice(None, "no GPU is used: CuPy is not installed")
     try:
-        return Found(_cuda_device(process, 0))
+        return FoundDevice(_cuda_device(process, 0))
     except (UnsupportedError, DeviceError) as error:
-        return Found(None, f"no GPU is used: {str(error).rstrip('.')}")
+        return FoundDevice(None, f"no GPU is used: {str(error).rstrip('.')}")
 
 
 @cache

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpushard.codecs import libdeflate
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.answers import Encoded
+from gpushard.devices.payload.answers import FetchedChunks
 from gpushard.devices.placement import (
     HOST_ROW_S,
     LOOPS_ROW_S,
@@ -40,7 +40,7 @@ _LARGE_NBYTES = 64 * KIB
 
 def put_rows(
     chain: DeviceChain,
-    fetched: tuple[Job, ShardBlock, Encoded],
+    fetched: tuple[Job, ShardBlock, FetchedChunks],
     lane: Lane,
     memory: NDArray[np.uint8],
     places: Ints,

@@ -36,11 +36,11 @@ from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.handles import Handle
+from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore, holds_plain_files
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import Compiled
+    from gpushard.fused.loading import CompiledLoops
 
 # Eight threads with two buffers of 4 MiB each relayed 48 GB/s, of 52 that the bus has.
 # Fewer did not read as fast, and larger buffers than the processor's cache holds were
@@ -189,8 +189,8 @@ class _Opened(NamedTuple):
 
     store: LocalStore
     requests: Sequence[ByteRequest]
-    handles: Sequence[Handle]
-    loops: Compiled
+    handles: Sequence[FileHandle]
+    loops: CompiledLoops
 
     def pieces(self, places: Ints, most_nbytes: int) -> Pieces:
         """The ranges in pieces; each goes to one of `places`: int64, shape (n,)."""

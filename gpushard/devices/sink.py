@@ -19,7 +19,7 @@ from gpushard.devices.budget import Budget
 from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.answers import Encoded
+from gpushard.devices.payload.answers import FetchedChunks
 from gpushard.devices.payload.device_slots import Fetch, Handover
 from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.relayed import choose_fetch
@@ -158,7 +158,7 @@ class DeviceSink:
         Raises `CorruptShardError` if an inner chunk of this or an earlier batch is
         damaged, and `DeviceError` if the device failed.
         """
-        encoded = Encoded.of(ranged, fetched)
+        encoded = FetchedChunks.of(ranged, fetched)
         decodes = self.decodes and self._decider.decide(job, encoded)
         for neighbours in self._batches(len(encoded)):
             some = encoded[neighbours]
@@ -169,7 +169,7 @@ class DeviceSink:
                 # The host's decoder names the damage, or these rows are filled.
                 self._put(lane, job, ranged.block, wrong, decodes=False)
 
-    def _by_size(self, encoded: Encoded) -> tuple[Encoded, Encoded]:
+    def _by_size(self, encoded: FetchedChunks) -> tuple[FetchedChunks, FetchedChunks]:
         """Inner chunks with the stored size that the chain needs, and the others."""
         wanted = self.chain.encoded_nbytes
         if wanted is None:
@@ -244,7 +244,7 @@ class DeviceSink:
         lane: Lane,
         job: Job,
         block: ShardBlock,
-        encoded: Encoded,
+        encoded: FetchedChunks,
         *,
         decodes: bool,
     ) -> None:

@@ -44,7 +44,7 @@ _TURN_S = 0.05
 _LONG_S = 60.0
 
 
-class Mark(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event of CuPy, and the stream that it was recorded on."""
 
     event: Any
@@ -173,16 +173,16 @@ class Waits:
         """Have no limit for a stream any more."""
         self._limits.pop(stream, None)
 
-    def wait(self, mark: Any) -> None:
-        """Wait until a `Mark` is done.
+    def wait(self, recorded: Any) -> None:
+        """Wait until a `RecordedEvent` is done.
 
         Raises `DeviceError` if the device is given up, here or by another thread, and
         the runtime's errors.
         """
         if POLLS:
-            self._wait_in_order(self._query_of_event(mark), mark.stream)
+            self._wait_in_order(self._query_of_event(recorded), recorded.stream)
         else:
-            mark.event.synchronize()
+            recorded.event.synchronize()
 
     def wait_for(self, stream: Stream) -> None:
         """Wait until all work on a stream is done; raises as `wait`."""
@@ -195,11 +195,11 @@ class Waits:
         ask = partial(self._runtime.streamQuery, stream)
         return Query(ask, self._calls.stream, stream)
 
-    def _query_of_event(self, mark: Mark) -> Query:
-        handle = int(mark.event.ptr)
+    def _query_of_event(self, recorded: RecordedEvent) -> Query:
+        handle = int(recorded.event.ptr)
 
         def ask() -> int:
-            return self._runtime.eventQuery(int(mark.event.ptr))  # keeps it alive
+            return self._runtime.eventQuery(int(recorded.event.ptr))  # keeps it alive
 
         return Query(ask, self._calls.event, handle)
 

@@ -31,7 +31,7 @@ _INDEX_CHAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding:
+class HistoricSharding:
     """Chunks per shard along each axis, and the JSON path that says so."""
 
     chunks_per_shard: tuple[int, ...]
@@ -57,7 +57,7 @@ class HistoricArray:
     dtype: Any
     codecs: StoredCodecs
     fill_value: Any
-    sharding: Sequence[Sharding]
+    sharding: Sequence[HistoricSharding]
     keys: ChunkKeys
     attributes: Mapping[str, Any]
     dimension_names: tuple[str | None, ...] | None = None
@@ -123,7 +123,7 @@ class HistoricArray:
 
 
 def _level(
-    chunk_shape: tuple[int, ...], sharding: Sharding, options: Options
+    chunk_shape: tuple[int, ...], sharding: HistoricSharding, options: Options
 ) -> ShardLevel:
     n_entries = prod(sharding.chunks_per_shard)
     check_index_nbytes(_INDEX_SIZE, n_entries, sharding.json_path, options)
@@ -137,7 +137,7 @@ def _level(
     )
 
 
-def _multiplied(cells: tuple[int, ...], sharding: Sharding) -> tuple[int, ...]:
+def _multiplied(cells: tuple[int, ...], sharding: HistoricSharding) -> tuple[int, ...]:
     return tuple(
         as_length(cell * n, "the shard shape", f"{sharding.json_path}[{axis}]", least=1)
         for axis, (cell, n) in enumerate(

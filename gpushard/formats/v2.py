@@ -21,7 +21,7 @@ from gpushard.formats.document import (
     unsupported,
     wrong,
 )
-from gpushard.formats.historic import HistoricArray, Sharding
+from gpushard.formats.historic import HistoricArray, HistoricSharding
 from gpushard.formats.numcodecs_chain import StoredCodecs
 from gpushard.formats.origins import ORIGIN, parse_zarray
 from gpushard.layout import ArrayLayout
@@ -89,7 +89,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
     )
 
 
-def _sharding(document: Mapping[str, Any], ndim: int) -> Sequence[Sharding]:
+def _sharding(document: Mapping[str, Any], ndim: int) -> Sequence[HistoricSharding]:
     """How the document combines chunks in shards; empty if it does not."""
     shards, shard_format = document.get("shards"), document.get("shard_format")
     if shards is None:
@@ -106,7 +106,7 @@ def _sharding(document: Mapping[str, Any], ndim: int) -> Sequence[Sharding]:
     per_shard = as_lengths(
         shards, "the number of chunks a shard", "shards", least=1, ndim=ndim
     )
-    return (Sharding(per_shard, "shards"),)
+    return (HistoricSharding(per_shard, "shards"),)
 
 
 def _is_transposed(document: Mapping[str, Any]) -> bool:

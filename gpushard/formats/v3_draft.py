@@ -26,7 +26,7 @@ from gpushard.formats.document import (
     unsupported,
     wrong,
 )
-from gpushard.formats.historic import HistoricArray, Sharding
+from gpushard.formats.historic import HistoricArray, HistoricSharding
 from gpushard.formats.numcodecs_chain import StoredCodecs
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
@@ -199,14 +199,14 @@ def _compressor(value: Any) -> dict[str, Any] | None:
     return {**configuration, "id": name}
 
 
-def _transformers(value: Any, ndim: int) -> Sequence[Sharding]:
+def _transformers(value: Any, ndim: int) -> Sequence[HistoricSharding]:
     """Sharding transformers, from that next to the array to that next to the store."""
     path = "storage_transformers"
     items = as_list(value or [], "the list of storage transformers", path)
     return [_transformer(item, f"{path}[{i}]", ndim) for i, item in enumerate(items)]
 
 
-def _transformer(value: Any, json_path: str, ndim: int) -> Sharding:
+def _transformer(value: Any, json_path: str, ndim: int) -> HistoricSharding:
     fields = as_object(value, "the storage transformer", json_path)
     extension = fields.get("extension")
     if not str(extension).rstrip("/").endswith("/sharding/1.0"):
@@ -226,7 +226,7 @@ def _transformer(value: Any, json_path: str, ndim: int) -> Sharding:
         least=1,
         ndim=ndim,
     )
-    return Sharding(per_shard, path)
+    return HistoricSharding(per_shard, path)
 
 
 def root_document() -> dict[str, Any]:

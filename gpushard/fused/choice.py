@@ -27,7 +27,7 @@ from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import Compiled
+    from gpushard.fused.loading import CompiledLoops
 
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
@@ -157,7 +157,7 @@ def are_loaded() -> bool:
     return loaded_loops() is not None
 
 
-def loaded_loops() -> Compiled | None:
+def loaded_loops() -> CompiledLoops | None:
     """The compiled loops, if they are loaded."""
     return _loaded[0] if _loaded else None
 
@@ -182,7 +182,7 @@ def loops_for(chain: FusedChain, options: Options) -> Loops | None:
     return None if loaded is None else Loops(loaded, library, pread_address())
 
 
-def relay_loops(options: Options, nbytes: int) -> Compiled | None:
+def relay_loops(options: Options, nbytes: int) -> CompiledLoops | None:
     """Compiled loops that relay `nbytes` of files to a device, if reads have paid.
 
     None also if the loops cannot read files here.
@@ -242,7 +242,7 @@ def _compiled() -> Any:
 
 
 def _load(*, compiles: bool = True, waits: bool = True) -> Any:
-    """The compiled loops (`loading.Compiled`), loaded once per process, or None.
+    """The compiled loops (`loading.CompiledLoops`), loaded once per process, or None.
 
     Unless this process `waits`, it is None until another process has compiled them.
     """

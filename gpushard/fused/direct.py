@@ -45,7 +45,7 @@ from gpushard.planning import blocks
 from gpushard.planning.blocks import Block
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.handles import Handle
+from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore
 from gpushard.work_queue import Task
 
@@ -140,7 +140,7 @@ class DirectRead:
 
     def _open_shards(
         self, at: Sequence[Ints]
-    ) -> tuple[list[KnownIndex | None], list[Handle | None], NDArray[np.bool_]]:
+    ) -> tuple[list[KnownIndex | None], list[FileHandle | None], NDArray[np.bool_]]:
         """Index and file of each shard at some places of the part's grid.
 
         Both are None for a missing shard. Which shards can be read: bool, shape
@@ -170,7 +170,7 @@ class DirectRead:
     def _file_boxes(
         self,
         boxes: Ints,
-        handles: Sequence[Handle | None],
+        handles: Sequence[FileHandle | None],
         n_workers: int,
         finish: Callable[[FileBoxes], None],
     ) -> FileBoxes:
@@ -203,7 +203,9 @@ class DirectRead:
         self._left.update((first + np.flatnonzero(is_left)).tolist())
         return boxes[: bounds[-1]], bounds
 
-    def _open(self, coordinate: tuple[int, ...], known: KnownIndex) -> Handle | None:
+    def _open(
+        self, coordinate: tuple[int, ...], known: KnownIndex
+    ) -> FileHandle | None:
         """File of a shard; None if it changed since its index was read."""
         key = self._job.source.key(coordinate)
         try:
@@ -229,7 +231,7 @@ class DirectRead:
             kept.keep(done.boxes, done.shares.is_placed)
         self._left.update(first + s for s in done.left_of(bounds))
 
-    def _is_same(self, handle: Handle | None) -> bool:
+    def _is_same(self, handle: FileHandle | None) -> bool:
         """Whether a file is still the one that was opened."""
         try:
             if handle is not None:
@@ -315,7 +317,7 @@ def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:
     return found
 
 
-def shard_row(known: KnownIndex | None, handle: Handle | None) -> tuple[int, ...]:
+def shard_row(known: KnownIndex | None, handle: FileHandle | None) -> tuple[int, ...]:
     """Row of a shard for the loops (from `columns.OFFSETS` on)."""
     if known is None or handle is None:
         return 0, 0, 0, 0, 0

@@ -34,7 +34,7 @@ from gpushard.fused.thread_memory import WINDOW_NBYTES
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.selection import Ints
-from gpushard.stores.handles import Handle, is_in_memory, read_ahead
+from gpushard.stores.handles import FileHandle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore
 from gpushard.work_queue import Task
 
@@ -66,7 +66,7 @@ class FileBoxes:
     """
 
     placer: BoxPlacer
-    handles: Sequence[Handle | None]
+    handles: Sequence[FileHandle | None]
     boxes: Ints
     shares: Shares
     window_nbytes: int
@@ -197,7 +197,7 @@ class FileReader:
             partial(self._finish, requests, done),
         )
 
-    def _open(self, shard: int) -> Handle:
+    def _open(self, shard: int) -> FileHandle:
         version = self.ranged.located.versions[shard]
         key = self.job.source.key(tuple(self.ranged.block.shard_coords[shard].tolist()))
         return self.store.open_file(key, version)

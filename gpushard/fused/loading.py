@@ -55,7 +55,7 @@ _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
 
 
-class Compiled:
+class CompiledLoops:
     """The loops, which run without the GIL.
 
     All arrays that they take are in C order. `gpushard.fused.loops` and
@@ -227,13 +227,13 @@ def _placing(
     )
 
 
-def load_kept() -> Compiled | None:
+def load_kept() -> CompiledLoops | None:
     """The loops that another process compiled; None if none are kept."""
     code = kept_code.find()
     return None if code is None else _runnable(code)
 
 
-def load() -> Compiled | None:
+def load() -> CompiledLoops | None:
     """The loops: kept before, or compiled now and kept for others if possible.
 
     None if the system runs no code that this process has written: numba would not
@@ -242,25 +242,25 @@ def load() -> Compiled | None:
     return load_kept() or (_compile() if kept_code.may_run() else None)
 
 
-def _runnable(code: MachineCode) -> Compiled | None:
+def _runnable(code: MachineCode) -> CompiledLoops | None:
     mapped = kept_code.mapped(code)
-    return None if mapped is None else Compiled(mapped.address, mapped)
+    return None if mapped is None else CompiledLoops(mapped.address, mapped)
 
 
-def _compile() -> Compiled:
+def _compile() -> CompiledLoops:
     from gpushard.fused import compiling
 
     stamp = crc32(kept_code.sources())
     if kept_code.place() is None:
         try:
-            return Compiled(compiling.compiled(stamp, keeps=True).address)
+            return CompiledLoops(compiling.compiled(stamp, keeps=True).address)
         except (RuntimeError, OSError):  # numba has no folder, or the disk is full
-            return Compiled(compiling.compiled(stamp, keeps=False).address)
+            return CompiledLoops(compiling.compiled(stamp, keeps=False).address)
     function = compiling.compiled(stamp, keeps=False)
     try:
         code = movable_code(compiling.object_of(function), function.name)
     except NotMovableError:
-        return Compiled(function.address)
+        return CompiledLoops(function.address)
     kept_code.keep(code)
     # This process runs the same code as those that find it on disk.
-    return _runnable(code) or Compiled(function.address)
+    return _runnable(code) or CompiledLoops(function.address)

@@ -19,7 +19,7 @@ from gpushard.memory.chunk_room import usual_stored
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.handles import Handle
+from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore, holds_plain_files
 
 # openat2(2). A link may lead out of the store: the general path looks where it leads.
@@ -97,7 +97,7 @@ class ObjectFiles:
         # Behind the struct, a path of no characters.
         self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
 
-    def opening(self, source: Source, root: Handle, coordinates: Ints) -> Opening:
+    def opening(self, source: Source, root: FileHandle, coordinates: Ints) -> Opening:
         """How to open the files of some objects.
 
         Parameters

@@ -32,7 +32,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import Compiled
+    from gpushard.fused.loading import CompiledLoops
 
 _memory = ThreadMemory()
 
@@ -53,7 +53,7 @@ class Loops:
         Address of the system's `pread`; 0 if the loops cannot read files.
     """
 
-    compiled: Compiled
+    compiled: CompiledLoops
     library: Library
     read: int
 

@@ -48,7 +48,7 @@ from gpushard.planning.index import PRESENT
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
-from gpushard.stores.handles import Handle, is_in_memory
+from gpushard.stores.handles import FileHandle, is_in_memory
 from gpushard.stores.local import LocalStore
 from gpushard.workers import run_tasks
 
@@ -61,7 +61,7 @@ class _OpenShards(NamedTuple):
     """
 
     known: Sequence[KnownIndex | None]
-    handles: Sequence[Handle | None]
+    handles: Sequence[FileHandle | None]
     rows: Ints
 
 
@@ -208,7 +208,7 @@ class ShortReader:
             kept.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
 
-    def _confirm(self, handles: Sequence[Handle | None]) -> None:
+    def _confirm(self, handles: Sequence[FileHandle | None]) -> None:
         for handle in handles:
             if handle is not None:
                 self._store.confirm(handle)
@@ -287,7 +287,7 @@ class ShortReader:
         return bool(shares.is_placed.all())
 
 
-def _waits(known: KnownIndex | None, handle: Handle | None, entry: int) -> bool:
+def _waits(known: KnownIndex | None, handle: FileHandle | None, entry: int) -> bool:
     """Whether an inner chunk has to be read from the disk, as far as one can tell."""
     if known is None or handle is None or known.index.state.item(entry) != PRESENT:
         return False

@@ -28,7 +28,7 @@ from gpushard.selecting.selection import (
 )
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import Compiled
+    from gpushard.fused.loading import CompiledLoops
 
 # For a larger read, setting up the general path takes a hundredth of the time.
 MOST_BOXES, MOST_SHARDS = 1024, 32
@@ -89,7 +89,7 @@ class Mesh(NamedTuple):
         """Rows of each axis: int64, shape (12, n_axes)."""
         return np.array(self.columns, np.int64).T.copy()
 
-    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> PlannedBoxes:
+    def plan(self, compiled: CompiledLoops, planned: Any, rows: Ints) -> PlannedBoxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         axes = self.axes
         boxes = _empty_boxes(self.n_most, axes)
@@ -118,7 +118,7 @@ class ScatteredPoints(NamedTuple):
     points: Ints
     shards: Sequence[Coordinate]
 
-    def plan(self, compiled: Compiled, planned: Any, rows: Ints) -> PlannedBoxes:
+    def plan(self, compiled: CompiledLoops, planned: Any, rows: Ints) -> PlannedBoxes:
         """Boxes, given the rows of the shards (from `columns.OFFSETS` on)."""
         n_points = self.points.shape[1]
         boxes = _empty_boxes(n_points, self.axes)

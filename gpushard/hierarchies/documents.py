@@ -34,7 +34,7 @@ _USUAL_PARSED_NBYTES = 32 * KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class GroupContents:
     """What lies below a group.
 
     Attributes
@@ -61,7 +61,7 @@ class Contents:
     is_listed: bool = True
 
 
-UNLISTED = Contents(is_listed=False)
+UNLISTED = GroupContents(is_listed=False)
 """Those of a group of which nothing but the attributes is known."""
 
 
@@ -84,17 +84,21 @@ class GroupDocument:
 
     path: str
     attributes: Mapping[str, Any]
-    contents: Contents | Callable[[], Contents]
+    contents: GroupContents | Callable[[], GroupContents]
     is_consolidated: bool = False
 
     @property
-    def known(self) -> Contents | None:
+    def known(self) -> GroupContents | None:
         """The contents, if nothing has to be read for them."""
-        return self.contents if isinstance(self.contents, Contents) else None
+        return self.contents if isinstance(self.contents, GroupContents) else None
 
-    def looked_up(self) -> Contents:
+    def looked_up(self) -> GroupContents:
         """The contents, read now if they are not known."""
-        return self.contents if isinstance(self.contents, Contents) else self.contents()
+        return (
+            self.contents
+            if isinstance(self.contents, GroupContents)
+            else self.contents()
+        )
 
 
 def join(*parts: str) -> str:

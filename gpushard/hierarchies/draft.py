@@ -10,7 +10,7 @@ from gpushard.errors import GpushardError, NotFoundError
 from gpushard.formats import v3_draft
 from gpushard.formats.document import as_object, parsing
 from gpushard.hierarchies.documents import (
-    Contents,
+    GroupContents,
     GroupDocument,
     NodeType,
     array_instead,
@@ -92,7 +92,7 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
         raise _absent(store, node.key("group"))
     with parsing(path):
         attributes = _attributes(document or {})
-    return GroupDocument(path, attributes, Contents(children))
+    return GroupDocument(path, attributes, GroupContents(children))
 
 
 def _find(store: Store, path: str) -> _Node | None:

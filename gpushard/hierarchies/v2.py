@@ -11,8 +11,8 @@ from gpushard.formats.document import as_object, wrong
 from gpushard.hierarchies.documents import (
     UNLISTED,
     Broken,
-    Contents,
     Document,
+    GroupContents,
     GroupDocument,
     NodeType,
     array_instead,
@@ -87,14 +87,14 @@ def _names(store: Store, path: str) -> Iterable[str]:
         return ()
 
 
-def _contents(store: Store, path: str) -> Contents:
+def _contents(store: Store, path: str) -> GroupContents:
     """What lies directly below a group."""
     names = store.list_children(path)
     if names is None:
         return UNLISTED
     # A broken child is read again when it is opened, which raises its error.
     nodes, broken = _read(store, path, names)
-    return Contents(children_of(nodes, broken), nodes)
+    return GroupContents(children_of(nodes, broken), nodes)
 
 
 def _read(
@@ -132,7 +132,7 @@ def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
         raise wrong("the group is not in it", where, f"a member {_GROUP}", list(found))
     if own["node_type"] == "array":
         raise array_instead(path)
-    contents = Contents(children_of(nodes, broken), nodes, broken)
+    contents = GroupContents(children_of(nodes, broken), nodes, broken)
     return GroupDocument(path, own["attributes"], contents, is_consolidated=True)
 
 

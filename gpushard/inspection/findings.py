@@ -181,7 +181,7 @@ class _Open:
     findings: list[Finding] = field(default_factory=list[Finding])
 
 
-class Found:
+class FindingsSoFar:
     """Findings of finished objects, and of those that are being verified.
 
     The findings of an object count once its work is done: until then the object may

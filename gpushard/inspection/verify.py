@@ -12,7 +12,7 @@ from time import perf_counter
 from gpushard.errors import ObjectChangedError, StoreError, naming
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
 from gpushard.inspection.contents import Contents, Coordinate, contents_of
-from gpushard.inspection.findings import Check, Finding, Found, Verification
+from gpushard.inspection.findings import Check, Finding, FindingsSoFar, Verification
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.room import (
     beside_indexes,
@@ -124,7 +124,7 @@ class _Run:
     is_second: bool = False
     n_unreadable: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    _found: Found = field(default_factory=Found)
+    _found: FindingsSoFar = field(default_factory=FindingsSoFar)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_size_unknown: bool = False
 

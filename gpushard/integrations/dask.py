@@ -43,7 +43,7 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
     blocks = _blocks(array, chunks)
     token = tokenize(array)
     return da.from_array(
-        Handle(array, token),
+        GraphArray(array, token),
         blocks,
         name=f"gpushard-{tokenize(token, blocks)}",
         asarray=False,
@@ -79,7 +79,7 @@ def _blocks(array: Any, chunks: Any) -> Any:
     )
 
 
-class Handle:
+class GraphArray:
     """An array in the graph of the process that opened it.
 
     A pickle has only its address and its token: the scheduler, which unpickles graphs
@@ -98,10 +98,10 @@ class Handle:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         address = pickle.dumps(self._array), self._token
-        return RemoteHandle, (address, self.shape, self.dtype)
+        return RemoteGraphArray, (address, self.shape, self.dtype)
 
 
-class RemoteHandle:
+class RemoteGraphArray:
     """An array in a graph that was sent to another process, which opens it to read it.
 
     It is pickled as its address and token.

@@ -18,7 +18,7 @@ from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, SelectionError, UnsupportedError
 from gpushard.layout import MAX_LENGTH, GridAxis
 from gpushard.loader.batches import Form, Kind
-from gpushard.loader.conversion import Conversion
+from gpushard.loader.conversion import ElementConversion
 from gpushard.loader.fields import Field, usable_source
 from gpushard.loader.ragged import Ragged, RaggedField, read_offsets
 from gpushard.loader.windows import Cut, Origins, Padding, lay_origins
@@ -188,14 +188,14 @@ def _field(
     )
 
 
-def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> Conversion:
+def _conversion(stored: np.dtype[Any], options: dict[str, Any]) -> ElementConversion:
     dtype, scale, offset = options["dtype"], options["scale"], options["offset"]
     try:
         wanted = None if dtype is None else parsed_dtype(dtype)
     except SelectionError as error:  # as it is for a read
         raise OptionError(error.what, got=error.got, hint=error.hint) from error
     try:
-        made = Conversion.to(stored, wanted, scale, offset)
+        made = ElementConversion.to(stored, wanted, scale, offset)
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
             "scale= and offset= must be numbers",

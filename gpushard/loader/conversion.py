@@ -28,7 +28,7 @@ _KEPT_TABLES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class ElementConversion:
     """``value * scale + offset``, cast to another data type.
 
     Attributes
@@ -51,7 +51,7 @@ class Conversion:
         dtype: np.dtype[Any] | None,
         scale: float | None,
         offset: float | None,
-    ) -> Conversion:
+    ) -> ElementConversion:
         """Conversion to `dtype`; None: float32 for scaled integers, else as stored."""
         if dtype is None:
             is_changed = scale is not None or offset is not None
@@ -135,7 +135,7 @@ class Conversion:
 
 
 @lru_cache(_KEPT_TABLES)
-def _table(conversion: Conversion, _factors: str) -> NDArray[Any]:
+def _table(conversion: ElementConversion, _factors: str) -> NDArray[Any]:
     """What each stored element becomes, by the unsigned integer with the same bytes.
 
     Tables are kept by the text of the factors, too: 0.0 equals -0.0, but only to add
@@ -152,7 +152,7 @@ def _table(conversion: Conversion, _factors: str) -> NDArray[Any]:
 def gathered(
     values: NDArray[Any],
     order: Ints | None,
-    conversion: Conversion,
+    conversion: ElementConversion,
     memory: Memory,
     n_workers: int,
 ) -> NDArray[Any]:
@@ -181,7 +181,7 @@ def gathered(
 def _fill(
     values: NDArray[Any],
     order: Ints | None,
-    conversion: Conversion,
+    conversion: ElementConversion,
     out: NDArray[Any],
     first: int,
     stop: int,

@@ -17,7 +17,7 @@ from gpushard.errors import OptionError
 from gpushard.fetching.job import Job
 from gpushard.fused.chain import casts_into
 from gpushard.layout import GridAxis
-from gpushard.loader.conversion import Conversion, gathered
+from gpushard.loader.conversion import ElementConversion, gathered
 from gpushard.loader.memory import Memory
 from gpushard.loader.windows import Cut, in_order, rows_of_all
 from gpushard.reading.results import host_job
@@ -76,7 +76,7 @@ class Field:
     name: str
     array: LoaderArray
     cut: Cut
-    conversion: Conversion
+    conversion: ElementConversion
     tally: Tally = field(default_factory=_summing_tally)
 
     @property
@@ -96,7 +96,7 @@ class Field:
         return self.sample_nbytes
 
     @cached_property
-    def steps(self) -> tuple[Conversion, Conversion]:
+    def steps(self) -> tuple[ElementConversion, ElementConversion]:
         """What a read on the host does of the conversion, and what is left after it."""
         whole = self.conversion
         # Rows that are gathered exist twice; the first time they stay narrow.
@@ -104,8 +104,8 @@ class Field:
         if is_left or not all(
             casts_into(member.source, whole.dtype) for member in self.members
         ):
-            return Conversion(whole.stored, whole.stored), whole
-        return whole, Conversion(whole.dtype, whole.dtype)
+            return ElementConversion(whole.stored, whole.stored), whole
+        return whole, ElementConversion(whole.dtype, whole.dtype)
 
     @property
     def gathers_rows(self) -> bool:

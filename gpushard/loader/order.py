@@ -224,7 +224,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedOrder:
     """Samples in the caller's own order: int64, shape (n,)."""
 
     samples: Ints
@@ -287,7 +287,7 @@ class Shuffling:
         """Order of the samples of an epoch."""
         n, n_samples = self.n(epoch), self.axis.extent
         if self.sampler is not None:
-            return Listed(self.sampler(epoch))
+            return ListedOrder(self.sampler(epoch))
         if self.replacement:
             return Drawn(n, n_samples, self.cumulated, self.seed, epoch)
         if not self.shuffle:

@@ -16,7 +16,7 @@ import numpy as np
 from gpushard.errors import LimitError
 from gpushard.fetching.gone import deleted, replaced
 from gpushard.planning.axes import LONG_CELLS
-from gpushard.selecting.portions import Group, groups_of, objects_of
+from gpushard.selecting.portions import CellGroup, groups_of, objects_of
 from gpushard.selecting.selection import (
     IndexAxis,
     Listed,
@@ -163,7 +163,7 @@ def _read_cut(
     most = max(room // (_element_nbytes(listed) + tables_nbytes), _LEAST_ELEMENTS)
     beside = _beside(source, limit // 2)
 
-    def read_all(group: Group) -> None:
+    def read_all(group: CellGroup) -> None:
         for selection in group.portions():
             read(beside, [selection], [out])
 
@@ -175,7 +175,7 @@ def _read_cut(
 
 
 def _read_unchanged(
-    source: Source, group: Group, read_all: Callable[[Group], None]
+    source: Source, group: CellGroup, read_all: Callable[[CellGroup], None]
 ) -> None:
     """Read a group of rounds; read again if a shard of it was replaced meanwhile.
 

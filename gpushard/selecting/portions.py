@@ -29,7 +29,7 @@ from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
 _COUNTS_LOG2 = 16
 
 
-class Group(NamedTuple):
+class CellGroup(NamedTuple):
     """Elements whose cells are in no other group: a range of shards, or finer cells.
 
     Attributes
@@ -71,7 +71,7 @@ class Group(NamedTuple):
         """Portions, one at a time."""
         return map(self.listed.taking, self.blocks())
 
-    def by_key(self) -> Iterator[Group]:
+    def by_key(self) -> Iterator[CellGroup]:
         """Groups by the first key that is not fixed, ascending.
 
         If one has more elements than a portion, they have the same key.
@@ -79,7 +79,7 @@ class Group(NamedTuple):
         high = self.keys[len(self.fixed)].n_numbers
         return self._replace(low=0, high=high).cut()
 
-    def finer(self) -> Iterator[Group]:
+    def finer(self) -> Iterator[CellGroup]:
         """Groups of finer cells within a split group; none within the finest cells."""
         inside = self._replace(fixed=(*self.fixed, self.low))
         return inside.by_key() if len(inside.fixed) < len(self.keys) else iter(())
@@ -94,7 +94,7 @@ class Group(NamedTuple):
             for finer in self.finer():
                 yield from finer.blocks()
 
-    def cut(self) -> Iterator[Group]:
+    def cut(self) -> Iterator[CellGroup]:
         """Groups by ranges of the next key, as large as a portion, or of one key."""
         shift = max(0, (self.high - self.low - 1).bit_length() - _COUNTS_LOG2)
         counts, lowest, highest = self._counted(shift)
@@ -172,7 +172,7 @@ def groups_of(
     layout: ArrayLayout,
     most: int,
     grids: Sequence[Sequence[GridAxis]] | None = None,
-) -> Iterator[Group]:
+) -> Iterator[CellGroup]:
     """All elements of a selection, in portions of at most `most` elements.
 
     Shards are cut along `grids`, from coarse to fine; None means the grid of the
@@ -190,10 +190,12 @@ def groups_of(
     keys = [key for some in digits for key in numbers_of(some)]
     listing = listed.listing
     numbers = np.arange(listing.n_blocks)
-    yield from Group(listed, keys, most, (), 0, 0, listing.n_elements, numbers).by_key()
+    yield from CellGroup(
+        listed, keys, most, (), 0, 0, listing.n_elements, numbers
+    ).by_key()
 
 
-def objects_of(group: Group, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
+def objects_of(group: CellGroup, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
     """Coordinates of the stored objects that a split group touches."""
     listed = group.listed
     if listed.around is None:
@@ -212,7 +214,7 @@ def objects_of(group: Group, layout: ArrayLayout) -> Iterator[tuple[int, ...]]:
     yield from product(*touched)
 
 
-def _cells_of(group: Group, axes: Sequence[GridAxis]) -> Iterator[tuple[int, ...]]:
+def _cells_of(group: CellGroup, axes: Sequence[GridAxis]) -> Iterator[tuple[int, ...]]:
     """Cells of points: one, if a single number tells all its coordinates."""
     if len(group.cell) == len(axes):
         return iter([group.cell])

@@ -59,7 +59,7 @@ def is_still(version: FileVersion, status: os.stat_result) -> bool:
     return now == version or (status.st_nlink == 0 and now[:-1] == version[:-1])
 
 
-class Handle:
+class FileHandle:
     """An open file; it is closed when its last user drops it.
 
     `version` is a `RecentVersion` until `version_to_read` finds it settled.
@@ -141,7 +141,7 @@ class HandleTable:
 
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
-        self._by_key: dict[str, Handle] = {}
+        self._by_key: dict[str, FileHandle] = {}
         self._renew()
         after_fork(self._renew)
         _tables.add(ref(self, _tables.discard))
@@ -149,28 +149,28 @@ class HandleTable:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def get(self, key: str) -> Handle | None:
+    def get(self, key: str) -> FileHandle | None:
         """Handle of `key`; None if none is kept."""
         handle = self._by_key.get(key)
         if handle is not None:
             handle.recently_used = True
         return handle
 
-    def keep(self, handle: Handle) -> None:
+    def keep(self, handle: FileHandle) -> None:
         """Keep `handle`, in place of any other handle of its key."""
         self._alone.call(self._keep, handle)
 
-    def _keep(self, handle: Handle) -> None:
+    def _keep(self, handle: FileHandle) -> None:
         self._by_key.pop(handle.key, None)
         while len(self._by_key) >= self._limit:
             self._evict_one()
         self._by_key[handle.key] = handle
 
-    def drop(self, handle: Handle) -> None:
+    def drop(self, handle: FileHandle) -> None:
         """Drop `handle`, unless another handle took its place."""
         self._alone.call(self._drop, handle)
 
-    def _drop(self, handle: Handle) -> None:
+    def _drop(self, handle: FileHandle) -> None:
         if self._by_key.get(handle.key) is handle:
             del self._by_key[handle.key]
 

@@ -25,8 +25,8 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import (
+    FileHandle,
     FileVersion,
-    Handle,
     HandleTable,
     is_in_memory,
     is_still,
@@ -195,7 +195,7 @@ class LocalStore:
                 break
         return answers
 
-    def open_file(self, key: str, version: Hashable | None) -> Handle:
+    def open_file(self, key: str, version: Hashable | None) -> FileHandle:
         """Open file of an object, to read by position; it stays open while in use.
 
         The caller must call `confirm` or `refuse_changed` after reading, before it uses
@@ -206,11 +206,11 @@ class LocalStore:
             handle = self._reopen(key, version)
         return handle
 
-    def open_root(self) -> Handle | None:
+    def open_root(self) -> FileHandle | None:
         """The directory, open; None if it is gone, or is another one by now."""
         return self._directory.open_itself()
 
-    def confirm(self, handle: Handle) -> None:
+    def confirm(self, handle: FileHandle) -> None:
         """Raise `ObjectChangedError` if an open file was overwritten in place."""
         try:
             now = os.fstat(handle.fd)
@@ -291,13 +291,13 @@ class LocalStore:
             self.refuse_changed(handle, now, is_torn=is_torn)
         return answers
 
-    def _handle_for(self, request: ByteRequest) -> Handle | None:
+    def _handle_for(self, request: ByteRequest) -> FileHandle | None:
         """Open file that a request is about; None if no file is there now."""
         if request.version is None:
             return self._current(request.key, self._handles.get(request.key))
         return self.open_file(request.key, request.version)
 
-    def _read_range(self, handle: Handle, request: ByteRequest) -> Fetched:
+    def _read_range(self, handle: FileHandle, request: ByteRequest) -> Fetched:
         """Bytes of a range, from the version of the file that the handle has open."""
         version = handle.version_to_read()
         size = version[2]
@@ -321,7 +321,7 @@ class LocalStore:
         return Fetched(data, size, version)
 
     def refuse_changed(
-        self, handle: Handle, now: os.stat_result, *, is_torn: bool = False
+        self, handle: FileHandle, now: os.stat_result, *, is_torn: bool = False
     ) -> None:
         """Raise `ObjectChangedError` if an open file was overwritten since.
 
@@ -331,7 +331,7 @@ class LocalStore:
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, version_of(now))
 
-    def _current(self, key: str, handle: Handle | None) -> Handle | None:
+    def _current(self, key: str, handle: FileHandle | None) -> FileHandle | None:
         """Handle of the file that is at `key` now; None if there is no file."""
         if handle is not None:
             if self.current_version(key)[1] == handle.version:
@@ -339,21 +339,21 @@ class LocalStore:
             self._handles.drop(handle)
         return self._open(key)
 
-    def _reopen(self, key: str, version: Hashable) -> Handle:
+    def _reopen(self, key: str, version: Hashable) -> FileHandle:
         """Handle of `version`, if no cached handle has that version."""
         handle = self._open(key)
         if handle is None or handle.version != version:
             raise self._changed(key, version, handle and handle.version)
         return handle
 
-    def _open(self, key: str) -> Handle | None:
+    def _open(self, key: str) -> FileHandle | None:
         """Open the file at `key` and keep the handle; None if there is no file."""
         handle = self._directory.open(key, self._handles.clear_all)
         if handle is not None:
             self._handles.keep(handle)
         return handle
 
-    def _lost(self, handle: Handle, error: OSError) -> StoreError:
+    def _lost(self, handle: FileHandle, error: OSError) -> StoreError:
         """Error of an open file that cannot be read; the next read opens it again.
 
         A network file system may have forgotten the open file, but not its path.

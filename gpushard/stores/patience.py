@@ -22,7 +22,7 @@ Requested = TypeVar("Requested", bound=ByteRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WaitLimits:
     """How long a server may take: the options of the same names.
 
     Attributes
@@ -101,15 +101,15 @@ class Patience:
 
     Parameters
     ----------
-    pace
+    limits
         Its `patience_s` limits the time of all attempts and pauses together.
     repeats
         Pauses of a server that does not say how long to wait. By default, those behind
         a client that repeats lost requests, and others a few times within a second.
     """
 
-    def __init__(self, pace: Pace, repeats: Repeats | None = None) -> None:
-        self._pace = pace
+    def __init__(self, limits: WaitLimits, repeats: Repeats | None = None) -> None:
+        self._limits = limits
         self._repeats = repeats or Repeats()
 
     def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
@@ -137,7 +137,7 @@ class Patience:
         if refusal.is_lost and attempts.n_lost >= self._repeats.most:
             return None
         wanted = self._pause_s(refusal, attempts)
-        limit = self._repeats.lost_s if refusal.is_lost else self._pace.patience_s
+        limit = self._repeats.lost_s if refusal.is_lost else self._limits.patience_s
         if time.monotonic() - attempts.since + wanted > limit:
             return None
         pause = attempts.pause_s * self._repeats.base

@@ -27,7 +27,7 @@ from gpushard.stores.obstores import (
     request_errors,
     url_of,
 )
-from gpushard.stores.patience import Pace, Patience
+from gpushard.stores.patience import Patience, WaitLimits
 from gpushard.stores.ranged import RangedStore
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class RemoteStore(RangedStore):
         self.puts_conditionally: bool | None = None  # set after a test
         url = without_credentials(url or url_of(store))
         costs = costs_of(store)
-        pace = Pace(options.patience_s, options.min_nbytes_per_s)
+        wait_limits = WaitLimits(options.patience_s, options.min_nbytes_per_s)
         most = piece_nbytes(options.memory_limit) if costs.prefers_whole_objects else 0
         super().__init__(
-            _Obstore(store, url, pace, most),
+            _Obstore(store, url, wait_limits, most),
             url,
             costs,
-            Patience(pace),
+            Patience(wait_limits),
             options,
             forbidden_is_missing=forbidden_is_missing,
         )
@@ -109,11 +109,11 @@ class _Obstore:
     """
 
     def __init__(
-        self, store: ObjectStore, url: str, pace: Pace, piece_nbytes: int
+        self, store: ObjectStore, url: str, wait_limits: WaitLimits, piece_nbytes: int
     ) -> None:
         self._store = store
         self._url = url
-        self._pace = pace
+        self._wait_limits = wait_limits
         self._piece_nbytes = piece_nbytes
 
     def get(
@@ -150,10 +150,10 @@ class _Obstore:
         try:
             if not self._piece_nbytes:
                 return np.frombuffer(result.bytes(), np.uint8)
-            left_s = self._pace.left_s(nbytes, started)
+            left_s = self._wait_limits.left_s(nbytes, started)
             return body_of(result, nbytes, left_s, self._piece_nbytes)
         except TimeoutError as error:
-            limit_s = self._pace.limit_s(nbytes)
+            limit_s = self._wait_limits.limit_s(nbytes)
             raise too_slow(self._url, key, nbytes, limit_s) from error
         except request_errors() as error:
             raise refusal_of(error) from error

@@ -23,7 +23,7 @@ from gpushard.stores.directories import (
     path_of,
 )
 from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.handles import Handle
+from gpushard.stores.handles import FileHandle
 
 # O_NONBLOCK, so that opening a fifo does not block; it changes nothing for files.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -69,7 +69,7 @@ class StoreRoot:
         """``file://`` URL of the directory."""
         return Path(self.path).as_uri()
 
-    def open(self, key: str, close_others: Callable[[], None]) -> Handle | None:
+    def open(self, key: str, close_others: Callable[[], None]) -> FileHandle | None:
         """Open the file at `key`; None if there is no file.
 
         Parameters
@@ -101,7 +101,7 @@ class StoreRoot:
         self.was_there = True
         return handle
 
-    def open_itself(self) -> Handle | None:
+    def open_itself(self) -> FileHandle | None:
         """The directory, open; None if it is gone, or its path leads elsewhere now."""
         try:
             handle = self._open_file("")
@@ -172,7 +172,7 @@ class StoreRoot:
             hint=_HINTS.get(error.errno or 0, "check the disk and the file system"),
         )
 
-    def _open_file(self, key: str) -> Handle:
+    def _open_file(self, key: str) -> FileHandle:
         fd = os.open(self.prefix + key, _OPEN_FLAGS)
         try:
             status = os.fstat(fd)
@@ -181,9 +181,9 @@ class StoreRoot:
             raise
         # Only the handle closes it now: an interrupt may come when it is made already,
         # and a number that is closed twice may be another thread's file.
-        return Handle(fd, key, status)
+        return FileHandle(fd, key, status)
 
-    def _open_again(self, key: str) -> Handle:
+    def _open_again(self, key: str) -> FileHandle:
         """Second attempt to open a file; its failure is final."""
         try:
             return self._open_file(key)
@@ -229,7 +229,7 @@ class StoreRoot:
                 hint="it was moved, deleted or unmounted: open the array where it is",
             )
 
-    def _check(self, handle: Handle) -> None:
+    def _check(self, handle: FileHandle) -> None:
         """Refuse anything but a regular file below the directory."""
         if not stat.S_ISREG(handle.mode):
             raise failure(

@@ -19,7 +19,7 @@ Coordinate = tuple[int, ...]
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
-class Place(NamedTuple):
+class ChunkPlace(NamedTuple):
     """Key of the shard that holds a chunk, and the chunk's entry in its index."""
 
     shard_key: str
@@ -55,7 +55,7 @@ class ShardKeys:
         """Size of the index of a shard."""
         return 16 * self.n_entries
 
-    def place(self, key: str) -> Place | None:
+    def place(self, key: str) -> ChunkPlace | None:
         """Place of the chunk `key`; None if it is not a chunk of the array."""
         at = self.coordinate(key)
         if at is None:
@@ -63,7 +63,7 @@ class ShardKeys:
         entry = 0
         for i, n in zip(at, self.per_shard, strict=True):
             entry = entry * n + i % n
-        return Place(self.key(self._home(at)), entry)
+        return ChunkPlace(self.key(self._home(at)), entry)
 
     def coordinate(self, key: str) -> Coordinate | None:
         """Coordinate in the key of a chunk or a shard; None if it is neither."""

@@ -9,7 +9,7 @@ import numpy as np
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.stores.key_value import KeyRange, KeyValueStore
-from gpushard.transformer.keys import Place, ShardKeys
+from gpushard.transformer.keys import ChunkPlace, ShardKeys
 
 _NO_BYTES = np.uint64(2**64 - 1)
 
@@ -78,7 +78,7 @@ class Shards:
         """Unchanged chunks of shards, read in two operations."""
         indexes, _ = self.indexes(shard_keys)
         wanted = [
-            Place(key, entry)
+            ChunkPlace(key, entry)
             for key, index in indexes.items()
             for entry in range(self._keys.n_entries)
             if entry not in changes[key] and index.state[entry] != MISSING
@@ -110,7 +110,9 @@ def _parsed(data: bytes, shard_key: str, nbytes: int) -> ShardIndex:
     return index
 
 
-def range_of(indexes: Mapping[str, ShardIndex], place: Place) -> tuple[int, int] | None:
+def range_of(
+    indexes: Mapping[str, ShardIndex], place: ChunkPlace
+) -> tuple[int, int] | None:
     """Offset and size of a chunk in its shard; None if it is missing."""
     index = indexes.get(place.shard_key)
     if index is None or index.state[place.entry] != PRESENT:

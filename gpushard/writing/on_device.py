@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.devices.base import Device, Event
 from gpushard.devices.choice import share_nbytes
-from gpushard.devices.compressing import BatchCompressor, Encoded, Gathered
+from gpushard.devices.compressing import BatchCompressor, EncodedChunk, GatheredChunk
 from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.output import contiguous_strides, lies_on, stream_of
@@ -95,7 +95,7 @@ class DeviceValues:
         DeviceError
             The device, or memory on it, fails.
         """
-        gathered: dict[int, Gathered] = {}
+        gathered: dict[int, GatheredChunk] = {}
         for i, (region, part) in enumerate(batch):
             found = self._gathered(region, part)
             if found is not None:
@@ -111,7 +111,7 @@ class DeviceValues:
                     encoded[i] = self._stored(one.stream, one.decoded)
         return encoded
 
-    def _compress(self, batch: list[Gathered]) -> list[Encoded]:
+    def _compress(self, batch: list[GatheredChunk]) -> list[EncodedChunk]:
         layout = self._source.layout
         n_elements = self._compressor.chunk_nbytes // layout.dtype.itemsize
         fill = np.full(n_elements, layout.fill_value, layout.dtype).view(np.uint8)
@@ -120,7 +120,7 @@ class DeviceValues:
                 batch, fill, self._ready, self._is_looked_at
             )
 
-    def _gathered(self, region: Region, part: Part) -> Gathered | None:
+    def _gathered(self, region: Region, part: Part) -> GatheredChunk | None:
         """How to assemble an inner chunk on the device; None if the host must do it."""
         if not isinstance(part, Box) or not part.covers(region.extents):
             return None
@@ -138,7 +138,7 @@ class DeviceValues:
         copies = row_copies(to, lies, region.extents, itemsize)
         if copies is None:
             return None
-        return Gathered(copies, region.extents != region.shape)
+        return GatheredChunk(copies, region.extents != region.shape)
 
     def _is_looked_at(self, nbytes: int) -> bool:
         if self._algorithm is Algorithm.DEFLATE:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.encoded import Bytes, Encoded, Ints
+from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
 from gpushard.planning.index import CORRUPT, MISSING
 from gpushard.stores.file_bytes import FileBytes, Piece
 from gpushard.writing.shard import StoredShard, blank_entries
@@ -27,7 +27,7 @@ class Payloads(NamedTuple):
     """
 
     entries: Ints
-    encoded: Encoded
+    encoded: EncodedArrays
     gone: Ints
 
     @classmethod
@@ -35,7 +35,7 @@ class Payloads(NamedTuple):
         """Inner chunks by entry; None for those that are missing from now on."""
         stored = {entry: data for entry, data in found.items() if data is not None}
         gone = [entry for entry, data in found.items() if data is None]
-        encoded = Encoded.of([*stored.values()])
+        encoded = EncodedArrays.of([*stored.values()])
         return cls(_entries([*stored]), encoded, _entries(gone))
 
     def items(self) -> Iterator[tuple[int, Bytes | None]]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
-from gpushard.selecting.portions import Group
+from gpushard.selecting.portions import CellGroup
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
@@ -157,7 +157,7 @@ class InPortions:
         Whether no element comes twice.
     """
 
-    groups: Callable[[], Iterator[Group]]
+    groups: Callable[[], Iterator[CellGroup]]
     portions: Callable[[], Iterator[Selection]]
     n_elements: int
     origin: tuple[int, ...]
@@ -194,7 +194,7 @@ class InPortions:
             self._part(portion).assign(region, values)
 
     def _split(
-        self, group: Group, grid: tuple[GridAxis, ...]
+        self, group: CellGroup, grid: tuple[GridAxis, ...]
     ) -> Iterator[tuple[Cell, Part]]:
         """Cells of a group whose elements share a cell along the listed axes."""
         if self.around is None:
@@ -207,7 +207,7 @@ class InPortions:
 
     def _inside(
         self,
-        group: Group,
+        group: CellGroup,
         grid: tuple[GridAxis, ...],
         cell: Cell,
         around: tuple[AxisSelection, ...] | None,
@@ -260,7 +260,7 @@ class InPortions:
 
 
 def _n_distinct(
-    groups: Callable[[], Iterator[Group]],
+    groups: Callable[[], Iterator[CellGroup]],
     portions: Callable[[], Iterator[Selection]],
     axis: int,
 ) -> int:

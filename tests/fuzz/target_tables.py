@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from cuda_host.arrays import EmulatedBuffer
     from gpushard.devices.lane import Lane
-    from gpushard.devices.payload.answers import Encoded
+    from gpushard.devices.payload.answers import FetchedChunks
 
 NAME = "tables"
 ROOM_NBYTES = target_device.ROOM_NBYTES
@@ -115,7 +115,7 @@ def _on_heap(a: Any, key: Any, seed: int) -> Any:
     output = DeviceOutput(buffer.address, out.shape, out.strides, out.dtype)
     kept: list[EmulatedBuffer] = []
 
-    def bring(landing: PinnedPayload, lane: Lane, encoded: Encoded) -> Any:
+    def bring(landing: PinnedPayload, lane: Lane, encoded: FetchedChunks) -> Any:
         """Addresses of the bytes of each inner chunk, as far from a 16 as in a slot."""
         skews = encoded.offset % 16
         memory, at = landing.on_host(lane, encoded)

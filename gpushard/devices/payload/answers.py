@@ -31,18 +31,20 @@ _MAX_RUNS = 8
 class Payload(Protocol):
     """Memory that holds fetched bytes, and how a lane gets at them."""
 
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+    def bring(self, lane: Lane, encoded: FetchedChunks) -> NDArray[np.uint64]:
         """Device address of each inner chunk's bytes, for work queued on `lane`."""
         ...
 
-    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(
+        self, lane: Lane, encoded: FetchedChunks
+    ) -> tuple[NDArray[np.uint8], Ints]:
         """Host memory, uint8, and the offset of each inner chunk's bytes there.
 
         Bytes on the device are copied on `lane`, and are valid until its next copy.
         """
         ...
 
-    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8] | None:
+    def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8] | None:
         """Bytes of the first inner chunk, uint8; None if they are not on the host."""
         ...
 
@@ -59,7 +61,7 @@ Answers = Sequence[Answered | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class FetchedChunks:
     """Columns over inner chunks that were fetched.
 
     Attributes
@@ -85,7 +87,7 @@ class Encoded:
     @classmethod
     def of(
         cls, ranged: RangedBlock, answers: Sequence[tuple[int, Answered]]
-    ) -> Encoded:
+    ) -> FetchedChunks:
         """Inner chunks in the answers, in the order of their bytes."""
         requests = np.array([r for r, _ in answers])
         bases = np.array([answered.offset for _, answered in answers])
@@ -108,11 +110,11 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.column)
 
-    def __getitem__(self, which: slice | Ints) -> Encoded:
+    def __getitem__(self, which: slice | Ints) -> FetchedChunks:
         n = len(self.column)
         if isinstance(which, slice) and which.indices(n) == (0, n, 1):
             return self
-        return Encoded(
+        return FetchedChunks(
             self.payload,
             self.column[which],
             self.offset[which],
@@ -128,7 +130,7 @@ class HostPayload:
 
     memory: NDArray[np.uint8]
 
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+    def bring(self, lane: Lane, encoded: FetchedChunks) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab, by way of the lane's pinned memory."""
         host, places = lane.pinned_for(encoded.nbytes)
         columns = (encoded.offset, places, encoded.nbytes)
@@ -136,23 +138,27 @@ class HostPayload:
             host[place : place + nbytes] = self.memory[offset : offset + nbytes]
         return (places + lane.upload(host)).astype(np.uint64)
 
-    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(
+        self, lane: Lane, encoded: FetchedChunks
+    ) -> tuple[NDArray[np.uint8], Ints]:
         """The memory."""
         del lane
         return self.memory, encoded.offset
 
-    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
+    def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8]:
         """The part of the memory."""
         return first_of(self.memory, encoded)
 
 
-def first_of(memory: NDArray[np.uint8], encoded: Encoded) -> NDArray[np.uint8]:
+def first_of(memory: NDArray[np.uint8], encoded: FetchedChunks) -> NDArray[np.uint8]:
     """Bytes of the first inner chunk, if all bytes are in `memory`."""
     first = int(encoded.offset[0])
     return memory[first : first + int(encoded.nbytes[0])]
 
 
-def brought_back(lane: Lane, encoded: Encoded, src: NDArray[np.uint64]) -> Encoded:
+def brought_back(
+    lane: Lane, encoded: FetchedChunks, src: NDArray[np.uint64]
+) -> FetchedChunks:
     """The same inner chunks, their bytes copied from addresses `src` to the host.
 
     Waits for the lane. Meant for the few inner chunks that a device refuses.

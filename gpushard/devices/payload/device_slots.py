@@ -19,7 +19,7 @@ from gpushard.devices.lane import PADDING_NBYTES, Lane
 from gpushard.devices.payload.answers import (
     Answered,
     Answers,
-    Encoded,
+    FetchedChunks,
     laid_out,
     read_back,
 )
@@ -127,18 +127,20 @@ class DevicePayload:
     address: int
     copied: Event | None
 
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+    def bring(self, lane: Lane, encoded: FetchedChunks) -> NDArray[np.uint64]:
         """Addresses at which the bytes are already."""
         self.slot.note_use(lane)
         if self.copied is not None:
             self.slot.device.await_event(lane.stream, self.copied)
         return (encoded.offset + self.address).astype(np.uint64)
 
-    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8] | None:
+    def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8] | None:
         """None: they would have to be copied back."""
         del encoded
 
-    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(
+        self, lane: Lane, encoded: FetchedChunks
+    ) -> tuple[NDArray[np.uint8], Ints]:
         """Memory that they are read back to."""
         return read_back(lane, self.bring(lane, encoded), encoded.nbytes)
 

@@ -17,7 +17,7 @@ from gpushard.devices.payload.answers import (
     ALIGNMENT,
     Answered,
     Answers,
-    Encoded,
+    FetchedChunks,
     HostPayload,
     first_of,
     laid_out,
@@ -86,7 +86,7 @@ class PinnedPayload:
     slot: Slot
     memory: NDArray[np.uint8]
 
-    def bring(self, lane: Lane, encoded: Encoded) -> NDArray[np.uint64]:
+    def bring(self, lane: Lane, encoded: FetchedChunks) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab; the bytes are copied there at once."""
         first = int(encoded.offset.min())
         first -= first % ALIGNMENT
@@ -104,12 +104,14 @@ class PinnedPayload:
         lane.note_infallible()
         self.slot.note_copy(lane)
 
-    def on_host(self, lane: Lane, encoded: Encoded) -> tuple[NDArray[np.uint8], Ints]:
+    def on_host(
+        self, lane: Lane, encoded: FetchedChunks
+    ) -> tuple[NDArray[np.uint8], Ints]:
         """The slot."""
         del lane
         return self.memory, encoded.offset
 
-    def first_on_host(self, encoded: Encoded) -> NDArray[np.uint8]:
+    def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8]:
         """The part of the slot."""
         return first_of(self.memory, encoded)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from gpushard.integrations.zarr.lists import ChunkLists, Taken, as_array, count_of
 from gpushard.integrations.zarr.pieces import (
+    AxisPiece,
     Entry,
-    Piece,
     as_tuple,
     cell_length,
     elements_of,
@@ -53,7 +53,7 @@ def selection_of(
     """
     if len(axes) > 1 and all(is_of_points(entry, len(axes)) for entry in entries):
         return _points(entries, axes, out_shape)
-    along: list[dict[int, Piece]] = [{} for _ in axes]
+    along: list[dict[int, AxisPiece]] = [{} for _ in axes]
     for entry in entries:
         pieces = pieces_of(entry, axes, out_shape, drop_axes)
         for known, at, piece in zip(along, entry.coordinate, pieces, strict=True):
@@ -132,7 +132,7 @@ def _length_of(axis: AxisSelection | Listing) -> int:
     return axis.n_elements
 
 
-def _joined(known: dict[int, Piece], axis: GridAxis) -> AxisSelection | Listing:
+def _joined(known: dict[int, AxisPiece], axis: GridAxis) -> AxisSelection | Listing:
     """Selection along an axis, from what each of its chunks gives."""
     pieces = [(int(axis.start_of(at)), known[at]) for at in sorted(known)]
     ordered = _as_slice(pieces)
@@ -153,7 +153,7 @@ def _joined(known: dict[int, Piece], axis: GridAxis) -> AxisSelection | Listing:
     )
 
 
-def _as_slice(pieces: Sequence[tuple[int, Piece]]) -> SliceAxis | None:
+def _as_slice(pieces: Sequence[tuple[int, AxisPiece]]) -> SliceAxis | None:
     """The slice that the pieces of an axis continue one after the other, if any."""
     start, (elements, out) = pieces[0]
     if out is None:

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     out_selection: Any
 
 
-class Piece(NamedTuple):
+class AxisPiece(NamedTuple):
     """What one chunk gives along one axis."""
 
     elements: Elements
@@ -37,7 +37,7 @@ def pieces_of(
     axes: Sequence[GridAxis],
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
-) -> list[Piece]:
+) -> list[AxisPiece]:
     """What one entry wants along each axis; see `selection_of`.
 
     Raises `UnsupportedError` if zarr is not known to make such indexes.
@@ -53,13 +53,13 @@ def pieces_of(
     if not len(out_selectors) == sum(is_kept) == len(out_shape):
         raise unusual("the index of the output has another number of axes")
     outs = iter(zip(out_selectors, out_shape, strict=True))
-    pieces: list[Piece] = []
+    pieces: list[AxisPiece] = []
     for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
         elements = elements_of(selectors[d], cell_length(axis, at))
         out = places_of(*next(outs)) if is_kept[d] else None
         if count_of(elements) != (1 if out is None else len(out)):
             raise unusual("input and output of a chunk differ in length")
-        pieces.append(Piece(elements, out))
+        pieces.append(AxisPiece(elements, out))
     return pieces
 
 
@@ -110,7 +110,7 @@ def is_of_points(entry: Entry, ndim: int) -> bool:
     )
 
 
-def is_same(one: Piece, other: Piece) -> bool:
+def is_same(one: AxisPiece, other: AxisPiece) -> bool:
     """Whether two pieces are equal; most of those that zarr makes share objects."""
     return all(
         a is b or (a is not None and b is not None and _equal(a, b))

@@ -63,7 +63,7 @@ class HttpAnswer:
         """Read a body that should have `nbytes`."""
         is_roomy = into is not None and len(into) >= nbytes
         data = into[:nbytes] if into is not None and is_roomy else in_pages(nbytes)
-        limit_s = self._settings.pace.limit_s(nbytes)
+        limit_s = self._settings.wait_limits.limit_s(nbytes)
         self._allow(limit_s)
         try:
             end = self._fill(memoryview(data))
@@ -84,16 +84,16 @@ class HttpAnswer:
                 expected="a Content-Length, or an answer in chunks",
                 hint="check the server or the proxy before it",
             )
-        data, end, pace = in_pages(most_nbytes + 1), 0, self._settings.pace
+        data, end, limits = in_pages(most_nbytes + 1), 0, self._settings.wait_limits
         into = memoryview(data)
         try:
             while end < len(into):
-                self._allow(pace.limit_s(end))
+                self._allow(limits.limit_s(end))
                 if not (n := self._exchange.body.read_into(into[end:])):
                     break
                 end += n
         except OSError as error:
-            raise self._failure(error, end, pace.limit_s(end)) from error
+            raise self._failure(error, end, limits.limit_s(end)) from error
         return data[:end], replace(self._about, nbytes=end)
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ from gpushard.stores.http.connecting import (
     UntrustedError,
     origin_of,
 )
-from gpushard.stores.http.exchange import Exchange, Place, exchange
+from gpushard.stores.http.exchange import Exchange, Resource, exchange
 from gpushard.stores.http.pool import pool_of
 from gpushard.stores.http.settings import HttpSettings
 from gpushard.stores.http.wire import Deadline, Head
@@ -76,7 +76,7 @@ class HttpClient:
     """
 
     def __init__(self, url: str, settings: HttpSettings) -> None:
-        self._root = place_of(url)
+        self._root = resource_of(url)
         self._url = url
         self._settings = settings
         self._pool = pool_of(settings)
@@ -156,18 +156,21 @@ class HttpClient:
     def _exchange(self, method: str, key: str, headers: dict[str, str]) -> Exchange:
         """Send a request, and follow redirects to the answer."""
         root = self._root
-        place = Place(root.origin, f"{root.target.rstrip('/')}/{quote(key)}")
+        resource = Resource(root.origin, f"{root.target.rstrip('/')}/{quote(key)}")
         headers = dict(self._settings.headers) | headers
         n_left, started = _MOST_REDIRECTS, time.monotonic()
         while True:
-            found = self._ask(method, place, key, headers, started)
+            found = self._ask(method, resource, key, headers, started)
             location = found.head.headers.get("location")
             if found.head.status not in _REDIRECTS or location is None or not n_left:
                 return found
             n_left -= 1
             found.end()
-            place, before = self._elsewhere(place, location, found.head), place
-            if place.origin != before.origin:
+            resource, before = (
+                self._redirected(resource, location, found.head),
+                resource,
+            )
+            if resource.origin != before.origin:
                 headers = {
                     name: text
                     for name, text in headers.items()
@@ -177,15 +180,15 @@ class HttpClient:
     def _ask(
         self,
         method: str,
-        place: Place,
+        resource: Resource,
         key: str,
         headers: Mapping[str, str],
         started: float,
     ) -> Exchange:
-        limit_s = min(self._settings.pace.limit_s(0), self._settings.most_s)
+        limit_s = min(self._settings.wait_limits.limit_s(0), self._settings.most_s)
         deadline = Deadline(started + limit_s, self._settings.pause_s)
         try:
-            return exchange(self._pool, method, place, headers, deadline, started)
+            return exchange(self._pool, method, resource, headers, deadline, started)
         except UntrustedError as error:
             raise RefusalError(told_by(error), hint="check the certificates") from error
         except NoTunnelError as error:
@@ -198,10 +201,10 @@ class HttpClient:
                 raise no_head(self._url, key, limit_s) from error
             raise lost(error) from error
 
-    def _elsewhere(self, place: Place, location: str, head: Head) -> Place:
+    def _redirected(self, resource: Resource, location: str, head: Head) -> Resource:
         """Where a redirect leads."""
         try:
-            found = place_of(urljoin(place.url, location), "latin-1")
+            found = resource_of(urljoin(resource.url, location), "latin-1")
         except ValueError as error:
             why = "the server redirects to what is no web server"
             raise RefusalError(why, head.status) from error
@@ -210,7 +213,7 @@ class HttpClient:
         return found
 
 
-def place_of(url: str, encoding: str = "utf-8") -> Place:
+def resource_of(url: str, encoding: str = "utf-8") -> Resource:
     """What a URL names; characters that may not stand in one are encoded.
 
     Raises
@@ -222,7 +225,7 @@ def place_of(url: str, encoding: str = "utf-8") -> Place:
     target = quote(parts.path, safe=_SAFE, encoding=encoding) or "/"
     if parts.query:
         target += "?" + quote(parts.query, safe=_SAFE, encoding=encoding)
-    return Place(origin_of(url), target)
+    return Resource(origin_of(url), target)
 
 
 def _range_header(start: int, stop: int | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpushard.options import KIB
 from gpushard.stop_flag import is_stopped
 from gpushard.stores.http.connecting import Origin
-from gpushard.stores.http.pool import Pool
+from gpushard.stores.http.pool import ConnectionPool
 from gpushard.stores.http.wire import (
     Body,
     Deadline,
@@ -25,7 +25,7 @@ _MOST_REST_NBYTES, _REST_S = 8 * KIB, 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Resource:
     """What a URL names.
 
     Attributes
@@ -59,7 +59,12 @@ class Exchange:
     __slots__ = ("_origin", "_pool", "body", "head", "started", "wire")
 
     def __init__(
-        self, pool: Pool, origin: Origin, wire: Wire, head: Head, started: float
+        self,
+        pool: ConnectionPool,
+        origin: Origin,
+        wire: Wire,
+        head: Head,
+        started: float,
     ) -> None:
         self._pool = pool
         self._origin = origin
@@ -103,9 +108,9 @@ class Exchange:
 
 
 def exchange(
-    pool: Pool,
+    pool: ConnectionPool,
     method: str,
-    place: Place,
+    resource: Resource,
     headers: Mapping[str, str],
     deadline: Deadline,
     started: float,
@@ -124,8 +129,8 @@ def exchange(
     UnsupportedError
         The way to the server leads through an unknown kind of proxy.
     """
-    origin = place.origin
-    request = _request(pool, method, place, headers)
+    origin = resource.origin
+    request = _request(pool, method, resource, headers)
     while (wire := pool.take(origin)) is not None:
         try:
             head = _ask(wire, method, request, deadline)
@@ -155,19 +160,19 @@ def _ask(wire: Wire, method: str, request: bytes, deadline: Deadline) -> Head:
 
 
 def _request(
-    pool: Pool, method: str, place: Place, headers: Mapping[str, str]
+    pool: ConnectionPool, method: str, resource: Resource, headers: Mapping[str, str]
 ) -> bytes:
     """Bytes of a request."""
-    target, own = place.target, {}
+    target, own = resource.target, {}
     if (
-        place.origin.scheme == "http"
-        and (proxy := pool.proxy(place.origin)) is not None
+        resource.origin.scheme == "http"
+        and (proxy := pool.proxy(resource.origin)) is not None
     ):
-        target = place.url  # RFC 9112, 3.2.2
+        target = resource.url  # RFC 9112, 3.2.2
         if proxy.authorization is not None:
             own["Proxy-Authorization"] = proxy.authorization
     if not any(name.lower() == "host" for name in headers):
-        own["Host"] = place.origin.authority
+        own["Host"] = resource.origin.authority
     lines = [f"{name}: {value}" for name, value in (own | dict(headers)).items()]
     text = "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""])
     return text.encode("latin-1")

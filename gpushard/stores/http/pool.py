@@ -22,7 +22,7 @@ _Idle = deque[tuple[Wire, float]]
 _MOST_SERVERS = 16
 
 
-class Pool:
+class ConnectionPool:
     """Idle connections of stores with the same settings, in each process its own.
 
     Safe for several threads, without a lock that a fork could leave taken.
@@ -122,17 +122,17 @@ class Pool:
                 idle.pop()[0].close()
 
 
-_shared: WeakValueDictionary[HttpSettings, Pool] = WeakValueDictionary()
+_shared: WeakValueDictionary[HttpSettings, ConnectionPool] = WeakValueDictionary()
 
 
-def pool_of(settings: HttpSettings) -> Pool:
+def pool_of(settings: HttpSettings) -> ConnectionPool:
     """The pool of all stores that have these settings.
 
     A thousand arrays of one server would else keep a thousand times 32 connections.
     """
     pool = _shared.get(settings)
     if pool is None:  # two threads may both make one, which does no harm
-        pool = _shared[settings] = Pool(settings)
+        pool = _shared[settings] = ConnectionPool(settings)
     return pool
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import Options
-from gpushard.stores.patience import Pace, Repeats
+from gpushard.stores.patience import Repeats, WaitLimits
 
 # Bodies must not be encoded, because byte ranges of an encoded body are not ranges of
 # the object.
@@ -60,7 +60,7 @@ class HttpSettings:
 
     Attributes
     ----------
-    pace
+    wait_limits
         How long the server may take.
     repeats
         When a request is repeated.
@@ -80,7 +80,7 @@ class HttpSettings:
         Proxy, and hosts without it; None for those of the environment.
     """
 
-    pace: Pace
+    wait_limits: WaitLimits
     repeats: Repeats
     headers: tuple[tuple[str, str], ...] = field(repr=False)
     connect_s: float
@@ -124,7 +124,7 @@ def settings_of(
     given.pop("headers", None)
     agent = client.text("user_agent")
     _refuse_left("storage_options", given)
-    pace = Pace(options.patience_s, options.min_nbytes_per_s)
+    wait_limits = WaitLimits(options.patience_s, options.min_nbytes_per_s)
     if client.flag("http2_only", default=False):
         raise _unsupported("http2_only")
     if client.take("proxy_ca_certificate") is not None:
@@ -132,11 +132,11 @@ def settings_of(
     for name in _WITHOUT_EFFECT:
         client.take(name)
     settings = HttpSettings(
-        pace=pace,
+        wait_limits=wait_limits,
         repeats=_repeats(retry, options.patience_s),
         headers=_headers(headers, agent),
-        connect_s=client.seconds("connect_timeout", pace.pause_s),
-        pause_s=client.seconds("read_timeout", pace.pause_s),
+        connect_s=client.seconds("connect_timeout", wait_limits.pause_s),
+        pause_s=client.seconds("read_timeout", wait_limits.pause_s),
         most_s=client.seconds("timeout", 300.0),
         idle_s=client.seconds("pool_idle_timeout", 60.0),
         most_idle=client.number("pool_max_idle_per_host", 32, int),

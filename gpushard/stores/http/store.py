@@ -56,7 +56,7 @@ class HttpStore(RangedStore):
             HttpClient(url, settings),
             url,
             NETWORK_COSTS,
-            Patience(settings.pace, settings.repeats),
+            Patience(settings.wait_limits, settings.repeats),
             options,
             forbidden_is_missing=forbidden_is_missing,
         )
