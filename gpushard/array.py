@@ -86,14 +86,14 @@ def open_array(
     >>> a.shape
     (2, 3, 241, 480)
     """
-    opened, place = located(store, path, device, storage_options, options)
+    opened, place = store_and_path(store, path, device, storage_options, options)
     with naming(opened, place):
         with hinting(opened, place):
             layout = load_array(opened, place, options)
         return array_over(layout, opened, device, options)
 
 
-def located(
+def store_and_path(
     store: Target,
     path: str,
     device: str | Device,

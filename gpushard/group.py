@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpushard.arguments import instance, likely_names
-from gpushard.array import Array, array_over, located
+from gpushard.array import Array, array_over, store_and_path
 from gpushard.errors import (
     GpushardError,
     MetadataError,
@@ -75,7 +75,7 @@ def open_group(
     >>> group["u"].dimension_names
     ('month', 'level', 'latitude', 'longitude')
     """
-    opened, place = located(store, path, device, storage_options, options)
+    opened, place = store_and_path(store, path, device, storage_options, options)
     if use_consolidated is not None:
         instance(use_consolidated, "use_consolidated", bool)
     with naming(opened, place), hinting(opened, place):

@@ -216,10 +216,12 @@ def test_streams_are_held_once_while_they_are_decoded(name, is_exact):
 @pytest.mark.parametrize("name", ["gzip", "numcodecs.zlib", "numcodecs.bz2"])
 def test_so_are_larger_ones_than_were_thought_of(name, monkeypatch):
     made: list[int] = []
-    mapped = pages.mapped
+    mapped = pages.mapped_pages
     monkeypatch.setattr(base, "_UNTOLD_NBYTES", MIB)
     for module in (base, pages):
-        monkeypatch.setattr(module, "mapped", lambda n: made.append(n) or mapped(n))
+        monkeypatch.setattr(
+            module, "mapped_pages", lambda n: made.append(n) or mapped(n)
+        )
     data = np.random.default_rng(2).integers(0, 4, 5 * MIB, "u1").tobytes()
     codec = codecs.bytes_codec(CodecSpec(name, {}))
     encoded = STREAMS[name](data)

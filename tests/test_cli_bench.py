@@ -13,7 +13,7 @@ import zarr
 import gpushard
 from cli_runs import run, run_json, sentence
 from gpushard.cli import contenders, diagnosis, timing
-from gpushard.cli.comparison import is_same
+from gpushard.cli.comparison import have_same_elements
 from gpushard.fused import kept_code
 
 
@@ -143,7 +143,7 @@ def test_strings_that_are_the_same_are_no_other_elements(dtype, tmp_path):
     ],
 )
 def test_results_are_the_same_by_their_elements(one, other, same):
-    assert is_same(one, other) is same
+    assert have_same_elements(one, other) is same
 
 
 def test_zarrs_reads_through_its_own_pipeline(path):

@@ -358,7 +358,7 @@ def test_too_little_memory_exits_with_2(array, monkeypatch):
     def fail(*_args, **_options):
         raise MemoryError("Unable to allocate 1 EiB")
 
-    monkeypatch.setattr(reading, "run", fail)
+    monkeypatch.setattr(reading, "read_target", fail)
     assert "1 EiB" in sentence(run("read", array, code=2))
 
 

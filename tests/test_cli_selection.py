@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_runs import run, sentence, write_shards
-from gpushard.cli.pieces import cut, per_axis, result_shape
+from gpushard.cli.pieces import cut_selection, per_axis, result_shape
 from gpushard.cli.selection_text import parse_selection, split_target
 from gpushard.errors import SelectionError
 from gpushard.layout import GridAxis
@@ -168,7 +168,7 @@ def test_pieces_put_together_are_the_selection(data):
     expected = array[key]
     assert result_shape(items) == expected.shape
     out = np.full(expected.shape, -1)
-    for piece in cut(items, grid, 8, data.draw(st.integers(1, 200))):
+    for piece in cut_selection(items, grid, 8, data.draw(st.integers(1, 200))):
         assert piece.shape == out[(*piece.place, ...)].shape
         out[(*piece.place, ...)] = array[piece.key]
     np.testing.assert_array_equal(out, expected)
@@ -180,7 +180,9 @@ def test_no_shard_is_read_for_two_pieces(data):
     grid = data.draw(grids(shape))
     items = per_axis(key, shape)
     owners: dict[tuple[int, ...], int] = {}
-    for number, piece in enumerate(cut(items, grid, 8, data.draw(st.integers(1, 200)))):
+    for number, piece in enumerate(
+        cut_selection(items, grid, 8, data.draw(st.integers(1, 200)))
+    ):
         taken = [[i] if isinstance(i, int) else list(i) for i in piece.items]
         for element in np.ndindex(*map(len, taken)):
             shard = tuple(
@@ -193,7 +195,7 @@ def test_no_shard_is_read_for_two_pieces(data):
 def test_pieces_grow_to_the_wanted_size():
     items = per_axis((..., 0), (1000, 10, 2))
     grid = GridAxis(1000, 10), GridAxis(10, 10), GridAxis(2, 2)
-    pieces = cut(items, grid, 4, 1000)
+    pieces = cut_selection(items, grid, 4, 1000)
     sizes = [prod(piece.shape) * 4 for piece in pieces]
     assert sizes[:-1] == [1200] * (len(sizes) - 1)
     assert sum(sizes) == 40_000
@@ -201,14 +203,14 @@ def test_pieces_grow_to_the_wanted_size():
 
 def test_a_selection_within_the_wanted_size_is_one_piece():
     items = per_axis((...,), (100,))
-    (piece,) = cut(items, [GridAxis(100, 10)], 4, 400)
+    (piece,) = cut_selection(items, [GridAxis(100, 10)], 4, 400)
     assert piece.items == items
 
 
 def test_the_first_axis_that_meets_several_shards_is_cut():
     items = per_axis((0, ...), (4, 5, 6))
     grid = GridAxis(4, 1), GridAxis(5, 5), GridAxis(6, 2)
-    pieces = cut(items, grid, 1, 1)
+    pieces = cut_selection(items, grid, 1, 1)
     assert [piece.place for piece in pieces] == [
         (slice(0, 5), slice(first, first + 2)) for first in (0, 2, 4)
     ]
@@ -216,7 +218,7 @@ def test_the_first_axis_that_meets_several_shards_is_cut():
 
 def test_a_descending_selection_is_cut_where_its_shards_end():
     items = per_axis((slice(None, None, -1),), (10,))
-    pieces = cut(items, [GridAxis(10, 4)], 1, 1)
+    pieces = cut_selection(items, [GridAxis(10, 4)], 1, 1)
     assert [piece.place for piece in pieces] == [
         (slice(0, 2),),
         (slice(2, 6),),
@@ -230,7 +232,7 @@ def test_a_descending_selection_is_cut_where_its_shards_end():
 
 
 def test_a_piece_of_just_the_wanted_size_grows_no_more():
-    pieces = cut(per_axis((...,), (100,)), [GridAxis(100, 10)], 1, 20)
+    pieces = cut_selection(per_axis((...,), (100,)), [GridAxis(100, 10)], 1, 20)
     assert [piece.shape for piece in pieces] == [(20,)] * 5
 
 

@@ -217,10 +217,10 @@ def test_a_failing_fetch_gives_its_slot_back(tmp_path):
 def test_plain_elements_keep_their_alignment():
     requests = [ByteRequest("a", 100, 350), ByteRequest("b", 4097, 4098)]
     requests += [ByteRequest("c", 64, 128), ByteRequest("d", 7, 7)]
-    places, nbytes = answers.laid_out(requests, answers.ALIGNMENT)
+    places, nbytes = answers.side_by_side(requests, answers.ALIGNMENT)
     assert places == [36, 321, 384, 455]
     assert nbytes == 512
-    places, nbytes = answers.laid_out(requests, 4096)
+    places, nbytes = answers.side_by_side(requests, 4096)
     assert places == [100, 4097, 8256, 12295]
     assert nbytes == 16384
 

@@ -12,7 +12,7 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 import gpushard
-from gpushard.cli.verify_report import rows_of
+from gpushard.cli.verify_report import report_rows
 from gpushard.inspection.contents import contents_of
 from gpushard.inspection.verify import verify_array
 from gpushard.options import MIB
@@ -259,7 +259,7 @@ def test_objects_that_cannot_be_read_are_told_and_the_others_verified(tmp_path):
     names = "n_shards", "n_missing_shards", "n_unread_shards"
     assert [result.counts[name] for name in names] == [9, 0, 2]
     shards = "7 stored of 9 in the grid, 2 that could not be read"
-    assert rows_of(result)[0] == ("shards", shards)
+    assert report_rows(result)[0] == ("shards", shards)
 
 
 def test_a_store_that_fails_each_time_ends_the_verification(tmp_path):

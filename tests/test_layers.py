@@ -12,6 +12,7 @@ import tomllib
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from types import UnionType
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpushard"
@@ -151,6 +152,16 @@ ENTERED = {
     "integrations.xarray",
     "integrations.xarray_arrays",
     "stores.one_at_a_time",
+}
+
+# Functions that several modules have alike. The first three rows are called by way of
+# their modules: of codecs, of libraries, and of the formats of metadata.
+SHARED = {
+    "from_spec",
+    *("find", "new_context", "decode_frame", "decode_first"),
+    *("parse_array", "find_array", "find_group"),
+    "address_of",  # of bytes, or of an array that has at least one element
+    "convert",  # the function, and the command of that name
 }
 
 MAX_MODULE_LINES = 400
@@ -331,11 +342,23 @@ def test_architecture_draws_the_walk_in_this_order():
     assert rows == list(WALK)
 
 
-def test_two_modules_give_no_class_the_same_name():
+def homes_of(kinds: type[ast.AST] | UnionType) -> dict[str, list[str]]:
+    """Modules that define each public class or function of the given kinds."""
     homes: dict[str, list[str]] = {}
     for name in MODULES:
         for node in tree(name).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, kinds) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name)
+    return homes
+
+
+def test_no_two_modules_define_a_class_of_the_same_name():
+    homes = homes_of(ast.ClassDef)
     assert len(homes) > 200
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_functions_share_a_name_only_if_they_do_the_same_for_different_things():
+    homes = homes_of(ast.FunctionDef | ast.AsyncFunctionDef)
+    assert len(homes) > 700
+    assert {name for name, where in homes.items() if len(where) > 1} == SHARED

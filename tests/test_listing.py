@@ -26,9 +26,9 @@ from gpushard.selecting.listing import (
     TrueElements,
     all_of,
     clipped,
-    joined,
+    join_blocks,
 )
-from gpushard.selecting.selection import IndexAxis, Listed, Points, laid_out
+from gpushard.selecting.selection import IndexAxis, Listed, Points, with_columns
 from strategies import masks
 
 
@@ -150,7 +150,7 @@ def test_a_mask_among_coordinates_lists_its_true_elements(mask, n_rows, size, ke
         mock.patch.object(listing, "BLOCK_ELEMENTS", size),
         mock.patch.object(index_arrays, "KEPT_ELEMENTS", kept),
     ):
-        found = laid_out(of_coordinates([rows, mask], (3, 9)))
+        found = with_columns(of_coordinates([rows, mask], (3, 9)))
     expected = np.broadcast_arrays(rows, np.flatnonzero(mask))
     assert isinstance(found, Points)
     assert found.shape == expected[0].shape
@@ -196,4 +196,4 @@ def test_a_mask_that_changes_is_an_error(value):
 def test_elements_that_are_more_or_fewer_than_were_counted_are_an_error(n_now):
     block = ListedBlock((np.zeros(n_now, np.int64),), np.arange(n_now))
     with pytest.raises(SelectionError, match="was changed"):
-        joined([block], 1, 2)
+        join_blocks([block], 1, 2)

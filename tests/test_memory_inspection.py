@@ -199,4 +199,4 @@ def test_a_verification_leaves_room_for_objects_that_ranges_are_cut_from(tmp_pat
         (BY_PRICE, None, 2),
     ):
         source = asked(place, costs, memory_limit=limit)[0].source
-        assert room.most_fetched(source) == source.options.memory_limit // share
+        assert room.most_unverified(source) == source.options.memory_limit // share

@@ -19,7 +19,7 @@ from gpushard.planning import blocks, plan
 from gpushard.planning.grid import GridPart
 from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import basic, orthogonal, points
-from gpushard.selecting.selection import Orthogonal, laid_out, whole
+from gpushard.selecting.selection import Orthogonal, whole, with_columns
 
 
 @st.composite
@@ -256,7 +256,7 @@ def test_a_million_points_are_planned_in_bounded_memory():
     shape = (4 * N, 4 * N)
     axes = (GridAxis(4 * N, 40), GridAxis(4 * N, 40))
     layout = sts.make_layout(shape, axes, (sts.make_level((4, 4)),))
-    selection = laid_out(points((4 * rows, 4 * columns), shape))
+    selection = with_columns(points((4 * rows, 4 * columns), shape))
     n_chunks, nbytes = walked(layout, [selection])
     assert n_chunks == N * N
     assert nbytes < 200e6

@@ -14,7 +14,7 @@ from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import orthogonal, points
 from gpushard.selecting.listing import IndexArrays
 from gpushard.selecting.portions import groups_of, objects_of
-from gpushard.selecting.selection import Listed, laid_out
+from gpushard.selecting.selection import Listed, with_columns
 from tiny_bounds import tiny_bounds
 
 
@@ -57,7 +57,7 @@ def test_portions_are_the_elements_each_once_by_shard(drawn, most, size, counts_
     with tiny_bounds(block=size, counts_log2=counts_log2):
         selection = parse(key, layout.shape)
         assert isinstance(selection, Listed)
-        expected = laid_out(selection)
+        expected = with_columns(selection)
         groups = [
             (list(group.portions()), group.is_split)
             for group in groups_of(selection, layout, most)
@@ -146,7 +146,7 @@ def test_points_of_a_grid_that_cannot_be_counted_are_cut_all_the_same():
         selection = points(key, layout.shape)
         cut = list(groups_of(selection, layout, 2))
         groups = [list(group.portions()) for group in cut]
-        planned = sts.pieces_of(plan_read(layout, [laid_out(selection)]))
+        planned = sts.pieces_of(plan_read(layout, [with_columns(selection)]))
         for group, some in zip(cut, groups, strict=True):
             touched = [c for one in some for c in cells(one.coordinates, axes)]
             assert set(objects_of(group, layout)) == set(touched)

@@ -58,12 +58,12 @@ def values(a: gpushard.Array) -> list[int]:
 def ticking_at(began: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The time now, of which file systems know the tick that began at `began` ns."""
 
-    def version_of(status: os.stat_result) -> Any:
+    def file_version(status: os.stat_result) -> Any:
         return status.st_dev, status.st_ino, status.st_size, began, began
 
     now = [5_000_000]
     for module in (handles, local):
-        monkeypatch.setattr(module, "version_of", version_of)
+        monkeypatch.setattr(module, "file_version", file_version)
     monkeypatch.setattr(handles, "time_ns", lambda: now[0])
     return now
 

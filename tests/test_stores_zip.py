@@ -23,7 +23,7 @@ import gpushard
 from gpushard.errors import StoreError
 from gpushard.stores import zarr_store, zip_members
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.zarr_loop import run_here
+from gpushard.stores.zarr_loop import run_without_loop
 from gpushard.stores.zarr_store import ZarrStore
 
 DATA = np.random.default_rng(5).integers(0, 256, 5000).astype(np.uint8).tobytes()
@@ -258,7 +258,7 @@ def test_stores_that_wait_for_nothing_need_no_event_loop(place, monkeypatch):
     for store in stores:
         about = {"shape": (3, 4), "dtype": values.dtype, "chunks": (1, 4)}
         zarr.create_array(store, shards=(3, 4), **about)[...] = values
-    monkeypatch.setattr(zarr_store, "run", refuse)
+    monkeypatch.setattr(zarr_store, "run_in_loop", refuse)
     assert np.array_equal(gpushard.open_array(stores[0])[1:], values[1:])
     zipped = ZipStore(place, mode="r")
     zipped._sync_open()
@@ -278,8 +278,8 @@ def test_a_coroutine_that_waits_has_no_result_here():
     async def answer():
         return 3
 
-    assert run_here(answer) == 3
-    assert run_here(wait) is None
+    assert run_without_loop(answer) == 3
+    assert run_without_loop(wait) is None
 
 
 def test_a_release_of_zarr_may_let_its_store_wait(monkeypatch):

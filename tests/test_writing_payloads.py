@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpushard.codecs.encoded import LARGE_NBYTES, EncodedArrays
 from gpushard.errors import CorruptShardError
 from gpushard.planning.index import parse_index
-from gpushard.stores.file_bytes import FileBytes, joined
+from gpushard.stores.file_bytes import FileBytes, join_pieces
 from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.shard import EMPTY, StoredShard, blank_entries
 
@@ -89,7 +89,7 @@ def test_an_assembled_shard_has_what_changed_and_what_was_stored(
             assert not expected
             return
         entries, pieces = laid
-        data = bytes(start) + joined(pieces).tobytes()
+        data = bytes(start) + join_pieces(pieces).tobytes()
     assert len(data) == start + sum(map(len, expected.values()))
     at = start
     for entry in order:
@@ -137,4 +137,4 @@ def test_a_damaged_entry_is_refused_unless_its_inner_chunk_is_replaced():
         assembly.keep(stored)
         laid = assembly.laid_out(np.arange(3), 0)
         assert laid is not None
-        assert joined(laid[1]).tobytes() == b"abc" + (replaced or b"")
+        assert join_pieces(laid[1]).tobytes() == b"abc" + (replaced or b"")

@@ -138,7 +138,7 @@ def _unreadable(error: Exception, hint: str | None = None) -> UnsupportedError:
     )
 
 
-def is_same(expected: NDArray[Any], got: NDArray[Any]) -> bool:
+def have_same_elements(expected: NDArray[Any], got: NDArray[Any]) -> bool:
     """Whether two results have the same elements; compared bit for bit if possible.
 
     Strings of any data type are the same if their characters are: libraries return a

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.cli.comparison import differing
-from gpushard.cli.pieces import AxisItem, Piece, cut, per_axis
+from gpushard.cli.pieces import AxisItem, Piece, cut_selection, per_axis
 from gpushard.devices.base import Device
 from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
 from gpushard.inspection.verify import Progress
@@ -61,7 +61,9 @@ def _on_host(result: Any) -> NDArray[Any]:
 
 def _cut(items: tuple[AxisItem, ...], layout: ArrayLayout) -> Iterator[Piece]:
     """Pieces along the borders of inner chunks, as small as these allow."""
-    pieces = cut(items, layout.inner_axes, layout.dtype.itemsize, _PIECE_NBYTES)
+    pieces = cut_selection(
+        items, layout.inner_axes, layout.dtype.itemsize, _PIECE_NBYTES
+    )
     for piece in pieces:
         nbytes = prod(piece.shape) * layout.dtype.itemsize
         if len(pieces) > 1 and nbytes > 2 * _PIECE_NBYTES:

@@ -25,7 +25,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
             # A device or a pipe is written directly; a directory refuses.
             write(path)
             return
-        target, part = places_of(path)
+        target, part = final_and_part(path)
         try:
             write(part)
             part.replace(target)
@@ -36,7 +36,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
         raise unwritable(path, error) from error
 
 
-def places_of(path: Path) -> tuple[Path, Path]:
+def final_and_part(path: Path) -> tuple[Path, Path]:
     """Final place of a file at `path`, and the temporary file in which it is made."""
     target = path.resolve()  # a link stays, its target is replaced
     # Without the file's own name, which may be as long as a name can be.

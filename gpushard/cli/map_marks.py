@@ -146,7 +146,7 @@ def _binned_panel(shard: ShardMap) -> Panel:
     width = WIDTH / _BIN_COLUMNS
     height = _ROW_HEIGHT + _ROW_GAP
     marks: list[Mark] = []
-    for i, (kind, _, shade) in enumerate(contents_of(bins, shard)):
+    for i, (kind, _, shade) in enumerate(bin_contents(bins, shard)):
         row, column = divmod(i, _BIN_COLUMNS)
         index, unused = float(bins.index[i]), float(bins.unused[i])
         start, stop = int(bins.edges[i]), int(bins.edges[i + 1])
@@ -161,7 +161,7 @@ def _binned_panel(shard: ShardMap) -> Panel:
     return Panel(title, _BIN_ROWS * height, marks)
 
 
-def contents_of(bins: ByteBins, shard: ShardMap) -> Iterator[tuple[str, int, float]]:
+def bin_contents(bins: ByteBins, shard: ShardMap) -> Iterator[tuple[str, int, float]]:
     """Kind of what uses most of each bin, and the inner chunk in the bin's middle.
 
     That is told by its place in the object, and by its shade: its place in the grid,

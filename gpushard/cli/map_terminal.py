@@ -9,7 +9,7 @@ from operator import itemgetter
 from gpushard.cli.map_marks import (
     DAMAGED_COLOUR,
     INDEX_COLOUR,
-    contents_of,
+    bin_contents,
     hex_colour,
 )
 from gpushard.cli.output import stdout_as_a_store, stdout_console
@@ -69,7 +69,7 @@ def _spelling(encoding: str) -> dict[int, int]:
 
 def _strip(shard: ShardMap, columns: int) -> Iterator[list[Cell]]:
     n_rows = max(1, min(_STRIP_ROWS, -(-shard.chunks.end // columns)))
-    contents = contents_of(byte_bins(shard, n_rows * columns), shard)
+    contents = bin_contents(byte_bins(shard, n_rows * columns), shard)
     while row := [_strip_cell(*content) for content in islice(contents, columns)]:
         yield row
 

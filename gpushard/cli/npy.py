@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from gpushard.cli.files import places_of, unwritable
+from gpushard.cli.files import final_and_part, unwritable
 from gpushard.errors import UnsupportedError
 
 
@@ -54,7 +54,7 @@ class NpyFile:
         if is_taken:  # a device or a pipe would be replaced by a file
             kind = "a directory" if path.is_dir() else "no regular file"
             raise unwritable(path, OSError(None, f"it is {kind}"))
-        self._path, self._part = places_of(path)
+        self._path, self._part = final_and_part(path)
         try:
             self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
             _allocate(self._part)

@@ -69,7 +69,7 @@ def slice_of(item: range) -> slice:
     return slice(item.start, stop, item.step)
 
 
-def cut(
+def cut_selection(
     items: tuple[AxisItem, ...],
     grid: Sequence[GridAxis],
     itemsize: int,

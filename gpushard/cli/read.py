@@ -47,10 +47,12 @@ def read(
     """Read a part of an array, to an .npy file or for its figures."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # Imported here, because `--help` needs neither NumPy nor the reader.
-        from gpushard.cli.reading import run
+        from gpushard.cli.reading import read_target
 
         options = options_of(limit)
-        result = run(target, out, verify=verify, progress=progress, options=options)
+        result = read_target(
+            target, out, verify=verify, progress=progress, options=options
+        )
         if as_json:
             print_json(_facts(result, out))
         else:

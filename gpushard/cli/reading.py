@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpushard.array import Array, array_over
 from gpushard.cli.comparison import Mismatch, Reference
 from gpushard.cli.npy import NpyFile, stored_dtype
-from gpushard.cli.pieces import Piece, cut, per_axis, result_shape
+from gpushard.cli.pieces import Piece, cut_selection, per_axis, result_shape
 from gpushard.cli.selection_text import (
     SELECTION_HINT,
     Item,
@@ -119,7 +119,7 @@ class Result:
         return self.size * self.dtype.itemsize
 
 
-def run(
+def read_target(
     target: str,
     out: Path | None,
     *,
@@ -197,7 +197,7 @@ def _pieces(
 ) -> tuple[tuple[int, ...], list[Piece]]:
     """Shape of the result of `key`, and the pieces in which it is read."""
     items = per_axis(key, layout.shape)
-    pieces = cut(items, _grid(layout), layout.dtype.itemsize, PIECE_NBYTES)
+    pieces = cut_selection(items, _grid(layout), layout.dtype.itemsize, PIECE_NBYTES)
     return result_shape(items), pieces
 
 

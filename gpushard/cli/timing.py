@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.array import Array
-from gpushard.cli.comparison import is_same
+from gpushard.cli.comparison import have_same_elements
 from gpushard.cli.contenders import Contender, Key, contenders
 
 _N_SINGLE, _N_BATCH = 32, 256
@@ -121,7 +121,7 @@ def _checked(
     except Exception as error:  # noqa: BLE001 - a contender may raise anything
         text = str(error).strip().splitlines()
         return Timing(contender.name, [], [], text[0] if text else repr(error))
-    are_same = all(map(is_same, want, got))
+    are_same = all(map(have_same_elements, want, got))
     return Timing(contender.name, [], [], "" if are_same else "other elements")
 
 

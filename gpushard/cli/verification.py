@@ -72,7 +72,7 @@ class Outcome:
         }
 
 
-def run(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
+def verify_url(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
     """Verify the array, or the arrays of the group, at `url`.
 
     Progress is shown on stderr; if `progress` is None, on a terminal only. Raises

@@ -19,8 +19,8 @@ from gpushard.cli.output import (
     say,
 )
 from gpushard.cli.verify_report import (
-    place,
-    rows_of,
+    inner_chunk_text,
+    report_rows,
     story,
     total,
     verdict,
@@ -65,10 +65,10 @@ def verify(
     """Verify every shard index and checksum; tell what is broken where."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # Imported here, because `--help` needs neither NumPy nor the reader.
-        from gpushard.cli.verification import Wanted, run
+        from gpushard.cli.verification import Wanted, verify_url
 
         wanted = Wanted(decode or device is not None, device, repair, options_of(limit))
-        outcome = run(url, wanted, progress=progress)
+        outcome = verify_url(url, wanted, progress=progress)
     # The verification may have taken hours, so a page that cannot be written must not
     # suppress the printed result, and a full stdout must not suppress the page.
     with failures_in_a_sentence(debug=debug):
@@ -93,7 +93,7 @@ def _print(outcome: Outcome) -> None:
         if number:
             print_text("")
         head = ("array", verified.array or outcome.url), ("status", verdict(verified))
-        print_table([*head, *rows_of(verified)])
+        print_table([*head, *report_rows(verified)])
         if verified.findings:
             print_table(
                 [_finding_row(found) for found in verified.findings[:_MOST_LINES]]
@@ -106,4 +106,10 @@ def _print(outcome: Outcome) -> None:
 
 
 def _finding_row(found: Finding) -> tuple[str, ...]:
-    return found.severity, found.kind, found.shard_key, place(found), story(found)
+    return (
+        found.severity,
+        found.kind,
+        found.shard_key,
+        inner_chunk_text(found),
+        story(found),
+    )

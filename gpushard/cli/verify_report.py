@@ -57,7 +57,7 @@ def total(outcome: Outcome) -> str:
     return f"{words[outcome.status]}, in {outcome.seconds:.2f} s"
 
 
-def rows_of(verified: Verification) -> list[tuple[str, str]]:
+def report_rows(verified: Verification) -> list[tuple[str, str]]:
     """Counts, checks and restored shards, as labels and texts."""
     counts = verified.counts
     rows: list[tuple[str, str]] = []
@@ -99,7 +99,7 @@ def _bytes(counts: dict[str, int], seconds: float) -> str:
     )
 
 
-def place(found: Finding) -> str:
+def inner_chunk_text(found: Finding) -> str:
     """The inner chunk of a finding, or the whole object."""
     return "-" if found.inner_chunk is None else str(found.inner_chunk)
 
@@ -138,7 +138,7 @@ def _css(status: str) -> str:
 
 
 def _array_html(verified: Verification) -> str:
-    rows = [("verdict", verdict(verified)), *rows_of(verified)]
+    rows = [("verdict", verdict(verified)), *report_rows(verified)]
     return f"<h2>{escaped(verified.array or 'the array')}</h2>{facts_table(rows)}"
 
 
@@ -164,7 +164,7 @@ def _cells(findings: list[Finding]) -> Iterator[tuple[str, ...]]:
             f'<span class="badge {found.severity}">{found.severity}</span>',
             escaped(found.kind),
             escaped(found.shard_key),
-            escaped(place(found)),
+            escaped(inner_chunk_text(found)),
             f"{found.n_inner_chunks:,}",
             escaped(story(found)),
         )

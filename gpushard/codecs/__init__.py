@@ -36,7 +36,7 @@ _ARRAY_CODECS = {
     "numcodecs.bitround": "numcodecs_filter:bitround_from_spec",
     "numcodecs.packbits": "numcodecs_filter:packbits_from_spec",
 }
-_ANY_BYTES_CODEC = "zarr_codec:bytes_codec"
+_ANY_BYTES_CODEC = "zarr_codec:zarr_bytes_codec"
 _TRANSPOSE = "transpose"
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, MetadataError
 from gpushard.layout import CodecSpec
-from gpushard.memory.pages import enlarged, mapped
+from gpushard.memory.pages import enlarged, mapped_pages
 from gpushard.options import KIB, MIB
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GatheredBytes:
             with suppress(MemoryError):  # damaged bytes may decode to less
                 self._memory = np.empty(limit, np.uint8)
                 return
-        self._pages = mapped(min(limit, _UNTOLD_NBYTES))
+        self._pages = mapped_pages(min(limit, _UNTOLD_NBYTES))
         self._memory = np.frombuffer(self._pages, np.uint8)
 
     @property

@@ -158,7 +158,7 @@ class ZarrArrayPart:
         return steps
 
 
-def bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
+def zarr_bytes_codec(spec: CodecSpec) -> ZarrBytesCodec:
     """Decoder of the bytes-to-bytes codec that `spec` names."""
     array = array_spec((1,), UInt8(), 0)
     codec = fit(spec, codec_object(spec), array)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, NamedTuple
 
-from gpushard.converting.shapes import Shape, cut, shard_shape
+from gpushard.converting.shapes import Shape, halved_until, shard_shape
 from gpushard.devices.decoding.chain import (
     COMPRESSED,
     DeviceChain,
@@ -229,7 +229,7 @@ def _better_chunks(
     most = _MOST_BLOSC_NBYTES if is_blosc else largest_stream_nbytes(coding)
     rates = RATES[coding]
     if nbytes > most:
-        wanted = cut(chunks, layout.dtype.itemsize, most)
+        wanted = halved_until(chunks, layout.dtype.itemsize, most)
         if is_blosc:
             reasons.append(
                 f"an inner chunk of {nbytes / MIB:.1f} MiB is fetched whole for any of"

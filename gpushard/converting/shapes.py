@@ -51,7 +51,7 @@ def chunk_shape(
     if shards is not None:
         start = tuple(map(min, start, shards))
     is_kept = known is not None and prod(start) * itemsize <= KEPT_CHUNK_NBYTES
-    found = start if is_kept else cut(start, itemsize, CUT_CHUNK_NBYTES)
+    found = start if is_kept else halved_until(start, itemsize, CUT_CHUNK_NBYTES)
     if shards is None:
         return found
     return tuple(map(_largest_divisor, shards, found))
@@ -87,7 +87,7 @@ def shard_shape(
     return tuple(n * chunk for n, chunk in zip(counts, chunks, strict=True))
 
 
-def cut(shape: Shape, itemsize: int, most_nbytes: int) -> Shape:
+def halved_until(shape: Shape, itemsize: int, most_nbytes: int) -> Shape:
     """`shape` with its longest axis halved until it has at most `most_nbytes`."""
     lengths = list(shape)
     while prod(lengths) * itemsize > most_nbytes and max(lengths, default=1) > 1:

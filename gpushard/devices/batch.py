@@ -78,7 +78,7 @@ def decode_on_host(
     _scatter(lane, targets, rows, src)
 
 
-def decode(
+def enqueue_decode(
     lane: Lane,
     chain: DeviceChain,
     targets: Targets,

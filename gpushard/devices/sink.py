@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from gpushard.devices.base import Device, Event, Stream, wait_out
-from gpushard.devices.batch import BatchInput, decode, decode_on_host, fill
+from gpushard.devices.batch import BatchInput, decode_on_host, enqueue_decode, fill
 from gpushard.devices.budget import Budget
 from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
@@ -261,7 +261,9 @@ class DeviceSink:
                 fetched = BatchInput(job, block, some)
                 if decodes:
                     lane.decoding = (block, some.column) if self.chain.steps else None
-                    decode(lane, self.chain, self._targets, fetched, self._put_refused)
+                    enqueue_decode(
+                        lane, self.chain, self._targets, fetched, self._put_refused
+                    )
                 else:
                     decode_on_host(lane, self.chain, self._targets, fetched)
             except DeviceMemoryError as error:

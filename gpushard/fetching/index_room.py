@@ -70,7 +70,7 @@ def least_limit(source: Source) -> int:
     return _SHARE * nbytes if nbytes > _LEAST_NBYTES else 0
 
 
-def refuse_large(source: Source) -> None:
+def refuse_large_indexes(source: Source) -> None:
     """Refuse shard indexes that take more than half of the memory limit.
 
     Raises

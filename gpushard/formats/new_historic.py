@@ -140,7 +140,7 @@ def draft_document(arguments: HistoricArguments) -> dict[str, Any]:
     return described
 
 
-def document_bytes(document: Mapping[str, Any]) -> bytes:
+def encoded_document(document: Mapping[str, Any]) -> bytes:
     """Bytes of a metadata document, as its own writers laid them out."""
     try:
         text = json.dumps(document, indent=4, sort_keys=True, allow_nan=False)

@@ -71,7 +71,7 @@ class StoredChunks:
 
     def n_missing(self, layout: ArrayLayout) -> int:
         """Number of missing inner chunks that hold elements of the array."""
-        is_missing = (self.state == MISSING) & is_inside(layout, self.coordinate)
+        is_missing = (self.state == MISSING) & holds_elements(layout, self.coordinate)
         return int(np.count_nonzero(is_missing)) + self.n_nested_missing
 
 
@@ -181,7 +181,7 @@ def cells_of(level: ShardLevel, index_shape: tuple[int, ...]) -> Ints:
     return cells
 
 
-def is_inside(layout: ArrayLayout, coordinate: Ints) -> NDArray[np.bool_]:
+def holds_elements(layout: ArrayLayout, coordinate: Ints) -> NDArray[np.bool_]:
     """Which inner chunks hold elements of the array: bool, shape (n_chunks,)."""
     inside = np.ones(len(coordinate), bool)
     for d, axis in enumerate(layout.inner_axes):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import fetch_payload
-from gpushard.inspection.columns import StoredChunks, is_inside
+from gpushard.inspection.columns import StoredChunks, holds_elements
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.findings import Check, Finding
 from gpushard.planning.coalesce import Requests, coalesce
@@ -302,7 +302,7 @@ def _finding(
     is_size: bool = False,
 ) -> Finding:
     """Finding for the inner chunk at `coordinate`."""
-    inside = bool(is_inside(contents.source.layout, coordinate[None])[0])
+    inside = bool(holds_elements(contents.source.layout, coordinate[None])[0])
     return Finding.of(
         error,
         contents.key,

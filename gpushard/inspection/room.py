@@ -90,7 +90,7 @@ def beside_indexes(source: Source) -> Source:
     return source if nbytes <= MIB else source.beside(nbytes)
 
 
-def most_fetched(source: Source) -> int:
+def most_unverified(source: Source) -> int:
     """Bytes that may be fetched and not verified yet, as far as a limit is set.
 
     A server without ranges sends whole objects, up to a quarter of the limit at a time,

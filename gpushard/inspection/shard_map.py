@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, is_inside
+from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, holds_elements
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
 from gpushard.inspection.findings import Finding
 from gpushard.inspection.room import (
@@ -72,7 +72,7 @@ class ShardMap:
             "n_stored": n_stored,
             "n_missing": chunks.n_missing(layout),
             "n_beyond_the_array": int(
-                np.count_nonzero(~is_inside(layout, chunks.coordinate))
+                np.count_nonzero(~holds_elements(layout, chunks.coordinate))
             ),
             "n_overlapping": len(use.overlapping),
             "n_shared": use.n_shared,
@@ -251,7 +251,7 @@ def grid_bins(
     def count(marked: NDArray[np.bool_]) -> Ints:
         return np.bincount(cell[marked], minlength=n_cells).reshape(cells)
 
-    inside = is_inside(layout, chunks.coordinate)
+    inside = holds_elements(layout, chunks.coordinate)
     stored, missing = chunks.state == PRESENT, chunks.state == MISSING
     nbytes = np.bincount(
         cell, weights=chunks.stop - chunks.start, minlength=n_cells

@@ -20,7 +20,7 @@ from gpushard.inspection.room import (
     is_held,
     is_read_whole,
     most_entries,
-    most_fetched,
+    most_unverified,
     outer_entries,
     refuse_more_than,
     workers,
@@ -90,7 +90,7 @@ def _verified(source: Source, decodes: bool, progress: Progress) -> Verification
     if listed is not None and listed.nbytes > MIB:
         source = source.beside(listed.nbytes)
     run = _Run(beside_indexes(source), check, progress, most, n_workers, listed)
-    most_nbytes = most_fetched(run.source)
+    most_nbytes = most_unverified(run.source)
     run_tasks(run.tasks(run.coordinates()), n_workers, most_nbytes)
     changed = sorted(run.changed)
     run.is_second = True

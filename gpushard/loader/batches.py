@@ -31,7 +31,7 @@ class Batch(NamedTuple):
     arrays: list[SampleRows]
 
 
-def cut_batches(
+def batches_by_load(
     loads: Generator[Load], share: Share, step: int
 ) -> Iterator[tuple[Iterator[Batch], bool]]:
     """Batches of a rank from `step` on, those that end in a load together.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from gpushard.loader.batches import Batch, cut_batches
+from gpushard.loader.batches import Batch, batches_by_load
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.prefetch import Prefetched, WaitStats
@@ -73,7 +73,7 @@ class Epochs:
         n_plans = place.n_planned if settings.n_ahead else 0
         loads = reader.loads(self._ahead(plans, n_plans, WaitStats()))
         waits = WaitStats() if settings.n_finished_ahead else progress.waits
-        cut = cut_batches(loads, share, standing.step)
+        cut = batches_by_load(loads, share, standing.step)
         self._cut = self._ahead(cut, settings.n_ahead, waits)
 
     def _ahead(

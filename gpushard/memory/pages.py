@@ -35,7 +35,7 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     """
     if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
-    return np.frombuffer(mapped(nbytes), np.uint8)
+    return np.frombuffer(mapped_pages(nbytes), np.uint8)
 
 
 def in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
@@ -51,8 +51,8 @@ def in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
     """
     length = -(-nbytes // HUGE_NBYTES) * HUGE_NBYTES
     if not _HUGE or (length - nbytes) * _UNUSED_SHARE > length:
-        return np.frombuffer(mapped(nbytes), np.uint8)
-    pages = mapped(length)
+        return np.frombuffer(mapped_pages(nbytes), np.uint8)
+    pages = mapped_pages(length)
     with suppress(OSError):  # the kernel may have no huge pages
         pages.madvise(_HUGE)
     return np.frombuffer(pages, np.uint8)[:nbytes]
@@ -68,7 +68,7 @@ def pages_if_any(nbytes: int) -> NDArray[np.uint8] | None:
     return None
 
 
-def mapped(nbytes: int) -> mmap.mmap:
+def mapped_pages(nbytes: int) -> mmap.mmap:
     """Pages for `nbytes` bytes; untouched ones take no memory.
 
     Raises
@@ -95,7 +95,7 @@ def enlarged(pages: mmap.mmap, nbytes: int) -> mmap.mmap:
     try:
         pages.resize(nbytes)
     except (OSError, SystemError, ValueError):  # other systems cannot move pages
-        larger = mapped(nbytes)
+        larger = mapped_pages(nbytes)
         larger[: len(pages)] = memoryview(pages)
         return larger
     return pages

@@ -97,7 +97,7 @@ def keep_chunk(
         source.chunks.keep(hold)
 
 
-def elements_of(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
+def kept_elements(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
     """Inner chunk, in the array's axes, from memory that is kept; may be a view."""
     stored = _stored_view(source, memory)
     # Any nonzero byte of a bool array means true.
@@ -107,7 +107,7 @@ def elements_of(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:
 def store_elements(
     source: Source, memory: NDArray[np.uint8], decoded: NDArray[Any]
 ) -> None:
-    """Write a decoded inner chunk to memory, in the form that `elements_of` reads."""
+    """Write a decoded inner chunk to memory, in the form that `kept_elements` reads."""
     _stored_view(source, memory)[...] = decoded
 
 

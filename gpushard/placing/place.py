@@ -15,7 +15,7 @@ from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import CacheSlots, RangedBlock
 from gpushard.memory.chunk_room import ChunkRoom
-from gpushard.placing.keeping import elements_of, store_elements
+from gpushard.placing.keeping import kept_elements, store_elements
 from gpushard.placing.scatter import Target, make_target
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.plan import Part
@@ -85,7 +85,7 @@ class HostSink:
         indexes = self._indexes(block, rows)
         with np.errstate(**_NO_WARNINGS):
             for row, p in zip(rows.tolist(), block.part[rows].tolist(), strict=True):
-                chunk = elements_of(
+                chunk = kept_elements(
                     job.source, kept.hold.bytes_of(kept.index_in_hold.item(row))
                 )
                 self._targets[p].place(next(indexes[p]), chunk)

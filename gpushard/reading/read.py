@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpushard.errors import ObjectChangedError, naming
 from gpushard.fetching.gone import forget
-from gpushard.fetching.index_room import refuse_large
+from gpushard.fetching.index_room import refuse_large_indexes
 from gpushard.fetching.job import Job, JobReader, rows_of
 from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
 from gpushard.planning.blocks import Block
@@ -90,7 +90,7 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     for job in jobs:
         if job.plan.n_chunks:
             with _named(job):
-                refuse_large(job.source)
+                refuse_large_indexes(job.source)
     jobs = beside_columns(jobs)
     for job in jobs:
         if job.plan.n_chunks:

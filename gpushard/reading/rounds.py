@@ -24,7 +24,7 @@ from gpushard.selecting.selection import (
     ParsedSelection,
     Selection,
     SliceAxis,
-    laid_out,
+    with_columns,
 )
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
@@ -77,7 +77,7 @@ def read_in_rounds(
         read(source, [selections[0]], outs)
         return
     # Writing the first result must not change the indices of the next selection.
-    selections = [laid_out(s) if _is_written(s, outs) else s for s in selections]
+    selections = [with_columns(s) if _is_written(s, outs) else s for s in selections]
     for selection in selections:
         _refuse_many_others(source, selection)
     most_nbytes = source.options.memory_limit // 2
@@ -148,7 +148,7 @@ def _read_together(
     nbytes: int,
     read: Reader,
 ) -> None:
-    selections = [laid_out(selection) for selection, _ in pairs]
+    selections = [with_columns(selection) for selection, _ in pairs]
     read(_beside(source, nbytes), selections, [out for _, out in pairs])
 
 

@@ -21,7 +21,7 @@ from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import MIB
-from gpushard.placing.keeping import elements_of, first_key, fits_cache, keep_chunk
+from gpushard.placing.keeping import first_key, fits_cache, keep_chunk, kept_elements
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
 from gpushard.selecting.selection import IndexAxis, Points, Selection
@@ -271,7 +271,7 @@ def _not_kept(
         key = first + to_read.chunk.entries[0]
         hold = cache.find_one(key)
         if hold is not None:
-            view[to_read.chunk.out] = elements_of(source, hold.bytes_of(0))[
+            view[to_read.chunk.out] = kept_elements(source, hold.bytes_of(0))[
                 to_read.chunk.inside
             ]
         elif takes_all or cache.should_keep(key, _weight(source, to_read)):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpushard.arguments import flag, integer
-from gpushard.array import located
+from gpushard.array import store_and_path
 from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.options import DEFAULT, Options
@@ -134,7 +134,7 @@ class RollingArray(RollingReader):
         OptionError
             The array does not roll.
         """
-        opened, place = located(store, path, device, storage_options, options)
+        opened, place = store_and_path(store, path, device, storage_options, options)
         with naming(opened, place):
             return cls(opened, place, device, options)
 

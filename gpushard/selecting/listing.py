@@ -181,7 +181,7 @@ class TrueElements:
         first, last = self._range(number)
         found = np.flatnonzero(self._flat.given(first, last))
         if len(found) != int(self._before[number + 1] - self._before[number]):
-            raise changed()
+            raise elements_changed()
         found += first
         return found
 
@@ -251,10 +251,12 @@ def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | Non
 def all_of(listing: Listing) -> ListedBlock:
     """All elements as one block: columns over all of them."""
     blocks = map(listing.block, range(listing.n_blocks))
-    return joined(blocks, listing.n_axes, listing.n_elements)
+    return join_blocks(blocks, listing.n_axes, listing.n_elements)
 
 
-def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> ListedBlock:
+def join_blocks(
+    blocks: Iterable[ListedBlock], n_axes: int, n_elements: int
+) -> ListedBlock:
     """Several blocks with `n_elements` in total, as one block.
 
     Raises `SelectionError` if the total is another: the user's array was changed since
@@ -265,13 +267,13 @@ def joined(blocks: Iterable[ListedBlock], n_axes: int, n_elements: int) -> Liste
     for block in blocks:
         end = done + len(block.out_index)
         if end > n_elements:
-            raise changed()
+            raise elements_changed()
         given = *block.coordinates, block.out_index
         for column, some in zip(columns, given, strict=True):
             column[done:end] = some
         done = end
     if done < n_elements:
-        raise changed()
+        raise elements_changed()
     return ListedBlock(columns[:-1], columns[-1])
 
 
@@ -322,14 +324,14 @@ def _wrapped(index: NDArray[Any], extent: int) -> Ints:
     """Indexes counted from the start of an axis; `index` is a copy of the user's."""
     low, high = index.min(), index.max()
     if high >= extent or low < -extent:
-        raise changed()
+        raise elements_changed()
     index = index.astype(np.int64, copy=False)
     if low < 0:
         index[index < 0] += extent
     return index
 
 
-def changed() -> SelectionError:
+def elements_changed() -> SelectionError:
     """Error for elements that changed after they were counted."""
     return SelectionError(
         "an index array or a mask was changed while the elements it names were read",

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import ArrayLayout, GridAxis
-from gpushard.selecting.listing import ListedBlock, joined
+from gpushard.selecting.listing import ListedBlock, join_blocks
 from gpushard.selecting.numbering import Numbers, chunk_digits, numbers_of, shard_digits
 from gpushard.selecting.projection import cells_of_slice
 from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
@@ -164,7 +164,7 @@ class CellGroup(NamedTuple):
             yield self._joined(held, n_held)
 
     def _joined(self, blocks: Iterable[ListedBlock], n_elements: int) -> ListedBlock:
-        return joined(blocks, self.listed.listing.n_axes, n_elements)
+        return join_blocks(blocks, self.listed.listing.n_axes, n_elements)
 
 
 def groups_of(

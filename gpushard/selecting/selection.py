@@ -178,7 +178,7 @@ ParsedSelection = Selection | Listed
 """The kinds of selection that an index expression can become."""
 
 
-def laid_out(wanted: ParsedSelection) -> Selection:
+def with_columns(wanted: ParsedSelection) -> Selection:
     """Selection with columns over all its elements."""
     if not isinstance(wanted, Listed):
         return wanted

@@ -160,7 +160,7 @@ def open_directory(path: Path, refuse: Refuse) -> Directory:
     return Directory(fd, path, refuse)
 
 
-def names_in(path: str, refuse: Refuse) -> list[str]:
+def listed_names(path: str, refuse: Refuse) -> list[str]:
     """Names in a directory, in any order; raises like `open_directory`."""
     with open_directory(Path(path), refuse) as directory:
         return os.listdir(directory.fd)

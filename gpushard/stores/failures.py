@@ -95,7 +95,7 @@ def failed_write(url: str, key: str, error: Exception) -> StoreError:
     )
 
 
-def changed(url: str, request: ByteRequest, got: str) -> StoreError:
+def object_changed(url: str, request: ByteRequest, got: str) -> StoreError:
     """Error for a version that no longer exists."""
     return failure(
         url,

@@ -93,7 +93,7 @@ def bytes_of(piece: Piece) -> Bytes:
     return piece.read() if isinstance(piece, FileSlice) else piece
 
 
-def joined(pieces: Pieces) -> Bytes:
+def join_pieces(pieces: Pieces) -> Bytes:
     """All pieces, at least one, joined in memory."""
     return np.concatenate([bytes_of(piece) for piece in pieces])
 

@@ -44,7 +44,7 @@ class RecentVersion(FileVersion, PassingVersion):
     __slots__ = ()
 
 
-def version_of(status: os.stat_result) -> FileVersion:
+def file_version(status: os.stat_result) -> FileVersion:
     """Version token of the file that `status` describes."""
     identity = status.st_dev, status.st_ino, status.st_size
     return (*identity, status.st_mtime_ns, status.st_ctime_ns)
@@ -55,7 +55,7 @@ def is_still(version: FileVersion, status: os.stat_result) -> bool:
 
     Replacing a file by renaming changes the old file's status, but not its bytes.
     """
-    now = version_of(status)
+    now = file_version(status)
     return now == version or (status.st_nlink == 0 and now[:-1] == version[:-1])
 
 
@@ -69,7 +69,7 @@ class FileHandle:
 
     def __init__(self, fd: int, key: str, status: os.stat_result) -> None:
         self.fd = fd
-        self.version: FileVersion = RecentVersion(version_of(status))
+        self.version: FileVersion = RecentVersion(file_version(status))
         self.mode = status.st_mode
         self.key = key
         self.recently_used = False

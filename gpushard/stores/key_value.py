@@ -15,7 +15,7 @@ from gpushard.arguments import instance
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.zarr_loop import run
+from gpushard.stores.zarr_loop import run_in_loop
 from gpushard.stores.zarr_store import ZarrStore
 from gpushard.stores.zarr_writer import ZarrWriter
 
@@ -83,13 +83,13 @@ def key_value_store(target: Any) -> KeyValueStore:
     )
 
 
-def cut(value: bytes, span: tuple[int, int | None]) -> bytes:
+def bytes_in_range(value: bytes, span: tuple[int, int | None]) -> bytes:
     """Bytes of a range of `value`."""
-    start, stop = bounds(len(value), span)
+    start, stop = range_bounds(len(value), span)
     return value[start:stop]
 
 
-def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
+def range_bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
     """Start and end of a range in a value of `nbytes` bytes."""
     start, length = span
     if length is not None and length < 0:
@@ -98,7 +98,7 @@ def bounds(nbytes: int, span: tuple[int, int | None]) -> tuple[int, int]:
     return start, nbytes if length is None else min(start + length, nbytes)
 
 
-def directory(prefix: str) -> str:
+def directory_prefix(prefix: str) -> str:
     """`prefix`, if it can name a directory to list: empty, or ending in a slash."""
     if instance(prefix, "prefix", str) and not prefix.endswith("/"):
         raise OptionError(
@@ -120,7 +120,10 @@ class MappingStore:
     ) -> Sequence[bytes | None]:
         """Bytes of each range; None if there is no such key."""
         found = [(self._values.get(key), span) for key, span in key_ranges]
-        return [None if value is None else cut(value, span) for value, span in found]
+        return [
+            None if value is None else bytes_in_range(value, span)
+            for value, span in found
+        ]
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
@@ -143,7 +146,7 @@ class MappingStore:
         """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
         keys: set[str] = set()
         prefixes: set[str] = set()
-        for key in self.list_prefix(directory(prefix)):
+        for key in self.list_prefix(directory_prefix(prefix)):
             name, slash, _ = key.removeprefix(prefix).partition("/")
             (prefixes if slash else keys).add(f"{prefix}{name}{slash}")
         return sorted(keys), sorted(prefixes)
@@ -207,11 +210,11 @@ class ZarrKeyValueStore:
         async def found() -> list[str]:
             return [key async for key in self._zarr_store.list_prefix(above)]
 
-        return sorted(key for key in run(found) if key.startswith(prefix))
+        return sorted(key for key in run_in_loop(found) if key.startswith(prefix))
 
     def list_dir(self, prefix: str) -> tuple[Sequence[str], Sequence[str]]:
         """Sorted keys, and prefixes that end in a slash, directly below `prefix`."""
-        store, below = self._zarr_store, directory(prefix)
+        store, below = self._zarr_store, directory_prefix(prefix)
         place = self._directory_of(below)
 
         async def found() -> list[tuple[str, bool]]:
@@ -219,7 +222,7 @@ class ZarrKeyValueStore:
             keys = [f"{below}{name.strip('/')}" for name in names]
             return [(key, await store.exists(key)) for key in keys]
 
-        names = run(found)
+        names = run_in_loop(found)
         keys = sorted(name for name, is_key in names if is_key)
         return keys, sorted(f"{name}/" for name, is_key in names if not is_key)
 

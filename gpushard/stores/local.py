@@ -28,11 +28,11 @@ from gpushard.stores.handles import (
     FileHandle,
     FileVersion,
     HandleTable,
+    file_version,
     is_in_memory,
     is_still,
     read_ahead,
     read_on,
-    version_of,
 )
 from gpushard.stores.root import StoreRoot
 from gpushard.workers import run_side_by_side
@@ -224,7 +224,7 @@ class LocalStore:
         if handle is None:
             refuse_unsafe_key(key, self.url)
         try:
-            return True, version_of(os.stat(self._directory.prefix + key))
+            return True, file_version(os.stat(self._directory.prefix + key))
         except (FileNotFoundError, NotADirectoryError):
             return True, None
         except OSError as error:
@@ -287,7 +287,7 @@ class LocalStore:
             now = os.fstat(fd)  # as in `_read_range`
         except OSError as error:
             raise self._lost(handle, error) from error
-        if is_torn or version_of(now) != version:
+        if is_torn or file_version(now) != version:
             self.refuse_changed(handle, now, is_torn=is_torn)
         return answers
 
@@ -316,7 +316,7 @@ class LocalStore:
             now = os.fstat(handle.fd)
         except OSError as error:
             raise self._lost(handle, error) from error
-        if n_bytes != n_wanted or version_of(now) != version:
+        if n_bytes != n_wanted or file_version(now) != version:
             self.refuse_changed(handle, now, is_torn=n_bytes != n_wanted)
         return Fetched(data, size, version)
 
@@ -329,7 +329,7 @@ class LocalStore:
         """
         if is_torn or not is_still(handle.version, now):
             self._handles.drop(handle)
-            raise self._changed(handle.key, handle.version, version_of(now))
+            raise self._changed(handle.key, handle.version, file_version(now))
 
     def _current(self, key: str, handle: FileHandle | None) -> FileHandle | None:
         """Handle of the file that is at `key` now; None if there is no file."""

@@ -167,7 +167,7 @@ def url_of(store: Any) -> str:
     return f"obstore:{type(store).__name__}/{prefix}".rstrip("/")
 
 
-def children_of(store: ObjectStore, url: str, prefix: str) -> list[str]:
+def names_below(store: ObjectStore, url: str, prefix: str) -> list[str]:
     """Sorted names directly below `prefix`."""
     import obstore
 

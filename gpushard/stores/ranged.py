@@ -23,7 +23,7 @@ from gpushard.stores.answers import (
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import (
-    changed,
+    object_changed,
     other_bytes,
     refuse_unsafe_key,
     two_sizes,
@@ -35,7 +35,7 @@ from gpushard.stores.wholes import (
     Wholes,
     cut_out,
     read_together,
-    refuse_large,
+    refuse_large_object,
 )
 from gpushard.workers import run_side_by_side
 
@@ -135,7 +135,7 @@ class RangedStore:
             self._head(request)
         except RefusalError as refusal:
             if refusal.status == _MISSING:
-                raise changed(self.url, request, "no object") from refusal
+                raise object_changed(self.url, request, "no object") from refusal
             raise refusal.told(self.url, request.key) from refusal
 
     def _read_one(self, request: ByteRequest, group: Together) -> Fetched | None:
@@ -159,7 +159,7 @@ class RangedStore:
         """None for a missing object; raise if it existed before, or for a failure."""
         if refusal.status == _MISSING:
             if request.version is not None:
-                raise changed(self.url, request, "no object") from refusal
+                raise object_changed(self.url, request, "no object") from refusal
         elif not (self._forbidden_is_missing and refusal.status == _FORBIDDEN):
             raise refusal.told(self.url, request.key) from refusal
 
@@ -226,7 +226,7 @@ class RangedStore:
             # Without a condition of ours, it was that of a proxy or a server.
             if wanted is None or refusal.status != _NOT_MATCHED:
                 raise
-            raise changed(self.url, request, "another version") from refusal
+            raise object_changed(self.url, request, "another version") from refusal
 
     def _checked(self, request: ByteRequest, answer: Answer, about: About) -> Fetched:
         """Bytes of an answer, which must be those that were asked for."""
@@ -314,9 +314,9 @@ class RangedStore:
         """
         most = self._wholes.most_nbytes
         self._ignores_ranges &= nbytes <= most
-        refuse_large(self.url, key, nbytes, most)
+        refuse_large_object(self.url, key, nbytes, most)
 
     def _check_version(self, request: ByteRequest, about: About) -> None:
         """Refuse another version, because some servers ignore If-Match."""
         if request.version is not None and is_other(request.version, about):
-            raise changed(self.url, request, str(version_of(about)))
+            raise object_changed(self.url, request, str(version_of(about)))

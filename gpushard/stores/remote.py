@@ -18,9 +18,9 @@ from gpushard.stores.answers import About, RefusalError
 from gpushard.stores.failures import too_slow, without_credentials
 from gpushard.stores.obstores import (
     body_of,
-    children_of,
     costs_of,
     keys_below,
+    names_below,
     piece_nbytes,
     refusal_of,
     refuse_after_fork,
@@ -92,7 +92,7 @@ class RemoteStore(RangedStore):
 
     def list_children(self, prefix: str) -> list[str]:
         """Sorted names directly below `prefix`."""
-        return children_of(self.object_store, self.url, prefix)
+        return names_below(self.object_store, self.url, prefix)
 
     def list_keys(self, prefix: str) -> Generator[Sequence[str]]:
         """Keys below the directory `prefix`, some at a time."""

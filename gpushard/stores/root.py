@@ -19,7 +19,7 @@ from gpushard.errors import StoreError
 from gpushard.stores.directories import (
     entries_in,
     is_below_itself,
-    names_in,
+    listed_names,
     path_of,
 )
 from gpushard.stores.failures import failure, refuse_unsafe_key
@@ -117,7 +117,7 @@ class StoreRoot:
             refuse_unsafe_key(prefix, self.url)
         refuse = partial(self._refuse_listing, prefix)
         with self._worded(prefix):
-            return sorted(names_in(self.prefix + prefix, refuse))
+            return sorted(listed_names(self.prefix + prefix, refuse))
         return []
 
     def keys_below(self, prefix: str) -> Generator[list[str]]:

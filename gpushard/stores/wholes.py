@@ -126,7 +126,7 @@ def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
     return Fetched(data, whole.object_nbytes, whole.version)
 
 
-def refuse_large(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
+def refuse_large_object(url: str, key: str, nbytes: int, limit_nbytes: int) -> None:
     """Refuse to download a large object when only a part is wanted."""
     if nbytes > limit_nbytes:
         hint = "serve the data from a server that answers range requests"

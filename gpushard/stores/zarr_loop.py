@@ -10,7 +10,9 @@ from gpushard.errors import StoreError
 from gpushard.stores.event_loops import Result, Work, result_in
 
 
-def run(work: Work[Result], loop: asyncio.AbstractEventLoop | None = None) -> Result:
+def run_in_loop(
+    work: Work[Result], loop: asyncio.AbstractEventLoop | None = None
+) -> Result:
     """Result of a coroutine that runs in `loop`, or else in zarr's own event loop.
 
     Network sessions of a zarr store belong to that loop and work in no other. zarr has
@@ -68,7 +70,7 @@ async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
         ) from error
 
 
-def run_here(work: Work[Result]) -> Result | None:
+def run_without_loop(work: Work[Result]) -> Result | None:
     """Result of a coroutine, without an event loop; None if it waits for anything."""
     coroutine = work()
     try:

@@ -22,7 +22,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
-from gpushard.stores.zarr_loop import contained, run, run_here
+from gpushard.stores.zarr_loop import contained, run_in_loop, run_without_loop
 from gpushard.stores.zarr_pieces import PiecedGets
 from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
@@ -118,10 +118,10 @@ class ZarrStore:
             refuse_unsafe_key(request.key, self.url)
         # Two threads must not open a store at once; in the loop they take turns.
         if self._is_near and self.zarr_store._is_open:  # noqa: SLF001
-            found = run_here(lambda: self._way.answer(requests, 1))
+            found = run_without_loop(lambda: self._way.answer(requests, 1))
             if found is not None:
                 return [*found]
-        return run(lambda: self._read_all(requests), self._loop)
+        return run_in_loop(lambda: self._read_all(requests), self._loop)
 
     def current_version(
         self,
@@ -142,7 +142,7 @@ class ZarrStore:
         prefix = prefix.strip("/")
         if prefix:
             refuse_unsafe_key(prefix, self.url)
-        return run(lambda: self._list(prefix), self._loop)
+        return run_in_loop(lambda: self._list(prefix), self._loop)
 
     def list_keys(self, prefix: str) -> Generator[Sequence[str]] | None:
         """Keys below the directory `prefix`, some at a time; None as for a store."""
@@ -154,7 +154,7 @@ class ZarrStore:
         return self._keys_below(f"{prefix}/" if prefix else "")
 
     def _keys_below(self, prefix: str) -> Generator[Sequence[str]]:
-        run(self._ensure_open, self._loop)
+        run_in_loop(self._ensure_open, self._loop)
         listing: list[AsyncIterator[str]] = []
 
         async def some_more() -> list[str]:
@@ -171,10 +171,10 @@ class ZarrStore:
                     await keys.aclose()
 
         try:
-            while some := run(some_more, self._loop):
+            while some := run_in_loop(some_more, self._loop):
                 yield some
         finally:
-            run(end, self._loop)
+            run_in_loop(end, self._loop)
 
     async def _list(self, prefix: str) -> list[str]:
         await self._ensure_open()

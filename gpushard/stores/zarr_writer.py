@@ -11,7 +11,7 @@ from gpushard.stores.base import ByteRequest
 from gpushard.stores.event_loops import Work
 from gpushard.stores.failures import failed_write, refuse_unsafe_key
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
-from gpushard.stores.zarr_loop import run
+from gpushard.stores.zarr_loop import run_in_loop
 from gpushard.stores.zarr_store import ZarrStore
 
 # Many more than there are writes under way, so that these seldom share one.
@@ -122,7 +122,7 @@ class ZarrWriter:
 
     def _run(self, work: Work[None], key: str, *, deletes: bool = False) -> None:
         try:
-            run(work)
+            run_in_loop(work)
         except StoreError:
             raise
         except Exception as error:

@@ -15,9 +15,9 @@ from gpushard.planning.index import PRESENT
 from gpushard.stores.key_value import (
     KeyRange,
     KeyValueStore,
-    bounds,
-    directory,
+    directory_prefix,
     key_value_store,
+    range_bounds,
 )
 from gpushard.transformer.keys import ShardKeys
 from gpushard.transformer.shards import Shards, range_of
@@ -134,7 +134,7 @@ class ShardedStore(MutableMapping[str, bytes]):
             where = range_of(indexes, place)
             if where is not None:
                 offset, nbytes = where
-                start, stop = bounds(nbytes, key_ranges[k][1])
+                start, stop = range_bounds(nbytes, key_ranges[k][1])
                 wanted[k] = place.shard_key, (offset + start, stop - start)
                 values[k] = b""
         present = {k: span for k, span in wanted.items() if span[1][1]}
@@ -249,7 +249,7 @@ class ShardedStore(MutableMapping[str, bytes]):
             `prefix` is neither empty nor ends in a slash.
         """
         keys = self._keys
-        below = directory(prefix)
+        below = directory_prefix(prefix)
         inside = keys.is_shards_directory(below)
         translated = keys.shards_prefix(below) if inside else below
         found, prefixes = self._below.list_dir(translated or below)

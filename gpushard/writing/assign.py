@@ -23,7 +23,7 @@ from gpushard.selecting.selection import (
     Orthogonal,
     ParsedSelection,
     Selection,
-    laid_out,
+    with_columns,
 )
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
@@ -93,7 +93,7 @@ def _cells_and_values(
     """Stored objects to write, each with its part, and the values of all parts."""
     # The host encodes listed elements, wherever their values lie.
     if not isinstance(selection, Listed) or not can_be_cut(source):
-        change = change_of(source, laid_out(selection), value, device)
+        change = change_of(source, with_columns(selection), value, device)
         return change.part.cells(source.layout.axes), change.values
     values = fitting_values(value, selection.shape, source.layout.dtype)
     around = selection.around

@@ -12,8 +12,8 @@ from gpushard.errors import OptionError
 from gpushard.formats.new_document import ArrayArguments, new_document
 from gpushard.formats.new_historic import (
     HistoricArguments,
-    document_bytes,
     draft_document,
+    encoded_document,
     prototype_documents,
 )
 from gpushard.formats.v3_draft import is_root, root_document
@@ -33,7 +33,7 @@ _V2_ARRAY = ".zarray"
 _DOCUMENTS = (_ROOT, _V2_ARRAY, ".zgroup")
 _V3_GROUP = (
     _ROOT,
-    document_bytes({"zarr_format": 3, "node_type": "group", "attributes": {}}),
+    encoded_document({"zarr_format": 3, "node_type": "group", "attributes": {}}),
 )
 
 # Kinds of fill values that are comparable with elements of each kind.
@@ -209,11 +209,11 @@ def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Bluep
     document, attributes = prototype_documents(parsed)
     named = {".zattrs": attributes} if attributes else {}
     documents = tuple(
-        (join(place, name), document_bytes(members))
+        (join(place, name), encoded_document(members))
         for name, members in {**named, ".zarray": document}.items()
     )
     layout = parse_array({**document, "attributes": attributes}, place, options)
-    group = (".zgroup", document_bytes({"zarr_format": 2}))
+    group = (".zgroup", encoded_document({"zarr_format": 2}))
     return Blueprint(layout, documents, plain_keys(place), (place,), group=group)
 
 
@@ -229,10 +229,10 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
     below = (metadata, data_path) if place else ("",)
     return Blueprint(
         parse_draft_array(document, place, data_path, options),
-        ((key, document_bytes(document)),),
+        ((key, encoded_document(document)),),
         (*taken, *other),
         below,
-        (_ROOT, document_bytes(root_document())),
+        (_ROOT, encoded_document(root_document())),
     )
 
 

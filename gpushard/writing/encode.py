@@ -16,7 +16,7 @@ from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, joined
+from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
@@ -101,7 +101,7 @@ class Encoder:
         pieces = self._pieces(region, stored, change)
         if pieces is None or not around:
             return pieces
-        return [encode_bytes(around, joined(pieces))]
+        return [encode_bytes(around, join_pieces(pieces))]
 
     def empty_object(self, region: Region) -> Pieces:
         """Stored object in which every inner chunk is missing or all fill value."""
@@ -122,7 +122,9 @@ class Encoder:
             for entry, inner, change_inside in _cells(region, change):
                 payload = self._needed(stored, entry, inner, change_inside)
                 pieces = self._pieces(inner, payload, change_inside)
-                yield Payloads.of({entry: None if pieces is None else joined(pieces)})
+                yield Payloads.of(
+                    {entry: None if pieces is None else join_pieces(pieces)}
+                )
             return
         n_batch, rest = self._n_at_once(), [change.part]
         if isinstance(values, DeviceValues):

@@ -196,7 +196,9 @@ def nbytes_of(request: ByteRequest) -> int:
     return (request.stop or 0) - request.start
 
 
-def laid_out(requests: Sequence[ByteRequest], alignment: int) -> tuple[list[int], int]:
+def side_by_side(
+    requests: Sequence[ByteRequest], alignment: int
+) -> tuple[list[int], int]:
     """Offsets for the bytes of each request side by side, and their total size.
 
     An offset modulo `alignment` is the same as in the file.

@@ -20,8 +20,8 @@ from gpushard.devices.payload.answers import (
     Answered,
     Answers,
     FetchedChunks,
-    laid_out,
     read_back,
+    side_by_side,
 )
 from gpushard.devices.slabs import Slab
 from gpushard.devices.spares import Spares, refuse_stopped
@@ -219,7 +219,7 @@ class DeviceFetch(ABC):
 
         Raises as any fetch.
         """
-        places, nbytes = laid_out(requests, self.alignment)
+        places, nbytes = side_by_side(requests, self.alignment)
         reading = None
         if not self._is_short and self._is_for_device(job, n_rows, nbytes):
             reading = self.begin(job, requests)

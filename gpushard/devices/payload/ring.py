@@ -20,8 +20,8 @@ from gpushard.devices.payload.answers import (
     FetchedChunks,
     HostPayload,
     first_of,
-    laid_out,
     nbytes_of,
+    side_by_side,
 )
 from gpushard.devices.scattering.targets import Copies
 from gpushard.devices.slabs import PinnedSlab
@@ -139,7 +139,7 @@ class RingFetch:
         Raises what the store and `fetch_wanted` raise.
         """
         del n_rows
-        places, nbytes = laid_out(requests, ALIGNMENT)
+        places, nbytes = side_by_side(requests, ALIGNMENT)
         with self._slot() as slot:
             payload = _slot_payload(slot, nbytes)
             memory = payload.memory

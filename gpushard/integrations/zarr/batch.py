@@ -11,15 +11,20 @@ from math import prod
 
 import numpy as np
 
-from gpushard.integrations.zarr.lists import ChunkLists, Taken, as_array, count_of
+from gpushard.integrations.zarr.lists import (
+    ChunkLists,
+    Taken,
+    count_of,
+    places_as_array,
+)
 from gpushard.integrations.zarr.pieces import (
     AxisPiece,
     Entry,
+    are_equal,
     as_tuple,
     cell_length,
-    elements_of,
+    elements_taken,
     is_of_points,
-    is_same,
     pieces_of,
     places_of,
     unusual,
@@ -57,7 +62,7 @@ def selection_of(
     for entry in entries:
         pieces = pieces_of(entry, axes, out_shape, drop_axes)
         for known, at, piece in zip(along, entry.coordinate, pieces, strict=True):
-            if not is_same(known.setdefault(at, piece), piece):
+            if not are_equal(known.setdefault(at, piece), piece):
                 raise unusual("chunks of one row of the grid differ in what is wanted")
     n_distinct = len({entry.coordinate for entry in entries})
     if not n_distinct == len(entries) == prod(map(len, along)):
@@ -105,7 +110,7 @@ def _points(
         out = places_of(out_selector, prod(out_shape))
         pairs = list(zip(axes, entry.coordinate, strict=True))
         along = tuple(
-            elements_of(selector, cell_length(*pair))
+            elements_taken(selector, cell_length(*pair))
             for selector, pair in zip(entry.chunk_selection, pairs, strict=True)
         )
         if any(count_of(elements) != len(out) for elements in along):
@@ -118,11 +123,11 @@ def _points(
     if n_points > KEPT_ELEMENTS:
         return Listed(ChunkLists(taken), out_shape)
     joined = tuple(
-        np.concatenate([as_array(one.along[d]) + one.starts[d] for one in taken])
+        np.concatenate([places_as_array(one.along[d]) + one.starts[d] for one in taken])
         for d in range(len(axes))
     )
     return Points(
-        joined, np.concatenate([as_array(one.out) for one in taken]), out_shape
+        joined, np.concatenate([places_as_array(one.out) for one in taken]), out_shape
     )
 
 
@@ -148,8 +153,10 @@ def _joined(known: dict[int, AxisPiece], axis: GridAxis) -> AxisSelection | List
     if sum(len(one.out) for one in taken) > KEPT_ELEMENTS:
         return ChunkLists(taken)
     return IndexAxis(
-        np.concatenate([as_array(one.along[0]) + one.starts[0] for one in taken]),
-        np.concatenate([as_array(one.out) for one in taken]),
+        np.concatenate(
+            [places_as_array(one.along[0]) + one.starts[0] for one in taken]
+        ),
+        np.concatenate([places_as_array(one.out) for one in taken]),
     )
 
 
@@ -157,7 +164,7 @@ def _as_slice(pieces: Sequence[tuple[int, AxisPiece]]) -> SliceAxis | None:
     """The slice that the pieces of an axis continue one after the other, if any."""
     start, (elements, out) = pieces[0]
     if out is None:
-        first = start + int(as_array(elements)[0])
+        first = start + int(places_as_array(elements)[0])
         return SliceAxis(first, 1, 1, drop=True) if len(pieces) == 1 else None
     if not (isinstance(elements, range) and isinstance(out, range)):
         return None

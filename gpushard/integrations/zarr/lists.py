@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.selecting.listing import BLOCK_ELEMENTS, ListedBlock, changed
+from gpushard.selecting.listing import BLOCK_ELEMENTS, ListedBlock, elements_changed
 from gpushard.selecting.selection import Ints
 
 Elements = range | Ints | NDArray[np.bool_]
@@ -67,13 +67,18 @@ class ChunkLists:
         cuts = self._blocks[number]
         coordinates = tuple(
             np.concatenate(
-                [as_array(c.taken.along[d], c.places) + c.taken.starts[d] for c in cuts]
+                [
+                    places_as_array(c.taken.along[d], c.places) + c.taken.starts[d]
+                    for c in cuts
+                ]
             )
             for d in range(self.n_axes)
         )
-        out_index = np.concatenate([as_array(c.taken.out, c.numbers) for c in cuts])
+        out_index = np.concatenate(
+            [places_as_array(c.taken.out, c.numbers) for c in cuts]
+        )
         if any(len(along) != len(out_index) for along in coordinates):
-            raise changed()
+            raise elements_changed()
         return ListedBlock(coordinates, out_index)
 
     def overlaps(self, array: NDArray[Any]) -> bool:
@@ -92,7 +97,7 @@ def count_of(elements: Elements) -> int:
     return len(elements)
 
 
-def as_array(elements: Elements, places: slice = slice(None)) -> Ints:
+def places_as_array(elements: Elements, places: slice = slice(None)) -> Ints:
     """The elements at some places: int64, shape (n,)."""
     some = elements[places]
     if isinstance(some, range):

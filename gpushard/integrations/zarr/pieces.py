@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.errors import UnsupportedError
-from gpushard.integrations.zarr.lists import Elements, as_array, count_of
+from gpushard.integrations.zarr.lists import Elements, count_of, places_as_array
 from gpushard.layout import GridAxis
 from gpushard.selecting.selection import Ints
 
@@ -55,7 +55,7 @@ def pieces_of(
     outs = iter(zip(out_selectors, out_shape, strict=True))
     pieces: list[AxisPiece] = []
     for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
-        elements = elements_of(selectors[d], cell_length(axis, at))
+        elements = elements_taken(selectors[d], cell_length(axis, at))
         out = places_of(*next(outs)) if is_kept[d] else None
         if count_of(elements) != (1 if out is None else len(out)):
             raise unusual("input and output of a chunk differ in length")
@@ -75,7 +75,7 @@ def cell_length(axis: GridAxis, at: int) -> int:
     return int(axis.length_of(at))
 
 
-def elements_of(selector: Any, length: int) -> Elements:
+def elements_taken(selector: Any, length: int) -> Elements:
     """Elements of an axis of `length` that one selector of a NumPy index takes."""
     if isinstance(selector, slice):
         return range(*selector.indices(length))
@@ -95,9 +95,9 @@ def elements_of(selector: Any, length: int) -> Elements:
 
 
 def places_of(selector: Any, length: int) -> range | Ints:
-    """As `elements_of`, for the output."""
-    elements = elements_of(selector, length)
-    return elements if isinstance(elements, range) else as_array(elements)
+    """As `elements_taken`, for the output."""
+    elements = elements_taken(selector, length)
+    return elements if isinstance(elements, range) else places_as_array(elements)
 
 
 def is_of_points(entry: Entry, ndim: int) -> bool:
@@ -110,7 +110,7 @@ def is_of_points(entry: Entry, ndim: int) -> bool:
     )
 
 
-def is_same(one: AxisPiece, other: AxisPiece) -> bool:
+def are_equal(one: AxisPiece, other: AxisPiece) -> bool:
     """Whether two pieces are equal; most of those that zarr makes share objects."""
     return all(
         a is b or (a is not None and b is not None and _equal(a, b))
@@ -120,7 +120,7 @@ def is_same(one: AxisPiece, other: AxisPiece) -> bool:
 
 def _equal(one: Elements, other: Elements) -> bool:
     if isinstance(one, range) or isinstance(other, range) or one.dtype != other.dtype:
-        return np.array_equal(as_array(one), as_array(other))
+        return np.array_equal(places_as_array(one), places_as_array(other))
     return np.array_equal(one, other)
 
 

@@ -28,7 +28,7 @@ from gpushard.stores.http.connecting import (
     origin_of,
 )
 from gpushard.stores.http.exchange import Exchange, Resource, exchange
-from gpushard.stores.http.pool import pool_of
+from gpushard.stores.http.pool import connections_of
 from gpushard.stores.http.settings import HttpSettings
 from gpushard.stores.http.wire import Deadline, Head
 
@@ -79,7 +79,7 @@ class HttpClient:
         self._root = resource_of(url)
         self._url = url
         self._settings = settings
-        self._pool = pool_of(settings)
+        self._pool = connections_of(settings)
 
     def get(
         self, key: str, span: tuple[int, int | None] | None, if_match: str | None

@@ -125,7 +125,7 @@ class ConnectionPool:
 _shared: WeakValueDictionary[HttpSettings, ConnectionPool] = WeakValueDictionary()
 
 
-def pool_of(settings: HttpSettings) -> ConnectionPool:
+def connections_of(settings: HttpSettings) -> ConnectionPool:
     """The pool of all stores that have these settings.
 
     A thousand arrays of one server would else keep a thousand times 32 connections.
