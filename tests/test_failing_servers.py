@@ -219,7 +219,7 @@ def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
 
     def busy(_: ByteRequest) -> None:
         assert len(pauses) < 9
-        raise refusal.told("http://x", "c/0") from refusal
+        raise refusal.as_store_error("http://x", "c/0") from refusal
 
     with pytest.raises(gpushard.StoreError, match="503"):
         patience.Patience(WaitLimits(15, 1)).ask(busy, ByteRequest("c/0"))

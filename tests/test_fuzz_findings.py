@@ -322,7 +322,7 @@ def test_a_busy_server_is_asked_with_pauses_whatever_the_settings(most, monkeypa
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
     monkeypatch.setattr(patience, "time", clock)
     asker = patience.Patience(
-        WaitLimits(15, 1 << 16), patience.Repeats(0, most_s=0, most=most)
+        WaitLimits(15, 1 << 16), patience.Repeats(0, longest_pause_s=0, n_most=most)
     )
     with pytest.raises(StoreError, match="500"):
         asker.ask(work, ByteRequest("c/0"))
@@ -360,7 +360,7 @@ def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypa
     def work(_request):
         n_asked[0] += 1
         assert n_asked[0] < 100
-        raise refusal.told("http://x", "c/0") from refusal
+        raise refusal.as_store_error("http://x", "c/0") from refusal
 
     refusal = RefusalError("status code: 503", 503, retry_after_s=told)
     clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])

@@ -143,7 +143,7 @@ def test_other_connections_stay_as_they_are(goes_on):
         answers = [store._client.get("a", None, None) for _ in range(3)]
         for one in answers:
             with one:
-                one.body(4)
+                one.read_body(4)
         seconds_to_end(lambda: store.get("silent"), lambda: len(server.requests) == 4)
         (idle,) = store._client._pool._idle.values()
         assert len(idle) == 2
@@ -195,7 +195,7 @@ def test_a_connection_that_others_have_by_then_is_not_broken_off():
         answer = store._client.get("a", None, None)
         flag.set()
         with answer:
-            assert answer.body(4).tobytes() == b"body"
+            assert answer.read_body(4).tobytes() == b"body"
         assert store.get("a") == b"body"
         assert server.n_connections == 1
 
@@ -207,7 +207,7 @@ def test_a_connection_that_was_broken_off_behind_its_answer_is_not_kept():
         enter(flag)
         try:
             with store._client.get("a", None, None) as answer:
-                assert answer.body(4).tobytes() == b"body"
+                assert answer.read_body(4).tobytes() == b"body"
                 flag.set()
         finally:
             leave()

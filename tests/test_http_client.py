@@ -246,7 +246,7 @@ def test_a_web_server_of_obstore_is_read_by_the_same_client(server):
     store = store_of(objects)
     assert isinstance(store, HttpStore)
     assert store.settings.most_s == 90
-    assert store.settings.repeats.most == 2
+    assert store.settings.repeats.n_most == 2
     assert read_one(store).data.tobytes() == BODY
 
 
@@ -377,7 +377,7 @@ def test_nothing_of_a_request_that_failed_waits_for_the_collector():
         try:
             raise RefusalError("status code: 404", 404)
         except RefusalError as refusal:
-            raise refusal.told("http://x", "c/0") from refusal
+            raise refusal.as_store_error("http://x", "c/0") from refusal
 
     def ask(_held: threading.Event) -> None:
         with contextlib.suppress(StoreError):

@@ -135,10 +135,10 @@ def test_a_connection_is_kept_for_as_long_as_the_setting_says(server, monkeypatc
         assert server.n_connections == n
     first, second = (store._client.get("c/0", None, None) for _ in range(2))
     with second:
-        second.body(len(BODY))
+        second.read_body(len(BODY))
     now[0] = 30  # kept, although the other one is too old
     with first:
-        first.body(len(BODY))
+        first.read_body(len(BODY))
     (idle,) = store._client._pool._idle.values()
     assert [since for _, since in idle] == [30]
 
@@ -160,7 +160,7 @@ def test_no_more_connections_are_kept_than_the_setting_says(server):
     answers = [client.get("c/0", (i, i + 3), None) for i in range(4)]
     for answer in answers:
         with answer:
-            answer.body(3)
+            answer.read_body(3)
     (idle,) = client._pool._idle.values()
     assert len(idle) == 2
 
@@ -321,7 +321,7 @@ def test_when_one_kept_connection_is_silent_the_others_are_not_asked():
         answers = [store._client.get("a", None, None) for _ in range(3)]
         for answer in answers:
             with answer:
-                answer.body(4)
+                answer.read_body(4)
         (idle,) = store._client._pool._idle.values()
         for wire, _ in idle:
             wire.socket.close()

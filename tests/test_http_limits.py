@@ -19,7 +19,7 @@ from gpushard.options import MIB
 from gpushard.stores import patience
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.remote_url import open_url
-from gpushard.stores.wholes import cut_out
+from gpushard.stores.wholes import answer_from
 from memory_probe import status_nbytes
 from raw_server import RawServer, sized
 
@@ -209,11 +209,11 @@ def test_a_pause_without_end_is_an_error_at_once(told):
 
 def test_a_part_that_is_cut_of_a_whole_object_does_not_hold_the_rest():
     whole = Fetched(np.arange(9, dtype="u1"), 9, "version")
-    part = cut_out(whole, ByteRequest("key", 3, 7))
+    part = answer_from(whole, ByteRequest("key", 3, 7))
     assert part is not None
     assert part.data.tolist() == [3, 4, 5, 6]
     assert part.data.base is None
-    all_of_it = cut_out(whole, ByteRequest("key", 0))
+    all_of_it = answer_from(whole, ByteRequest("key", 0))
     assert all_of_it is not None
     assert np.shares_memory(all_of_it.data, whole.data)
 

@@ -188,7 +188,7 @@ def test_the_client_of_a_server_is_told_the_patience(patience_s):
     settings = open_url("http://127.0.0.1:9/a", {}, options).settings  # type: ignore[attr-defined]
     assert settings.wait_limits == WaitLimits(patience_s, 77)
     assert settings.pause_s == settings.connect_s == patience_s / 3
-    assert settings.repeats.lost_s + patience_s / 3 < patience_s
+    assert settings.repeats.lost_limit_s + patience_s / 3 < patience_s
 
 
 @pytest.mark.usefixtures("settled")

@@ -21,7 +21,7 @@ from gpushard.stores import obstores, remote
 from gpushard.stores import wholes as wholes_module
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.wholes import Together, Wholes, cut_out
+from gpushard.stores.wholes import RequestGroup, WholeObjectMemory, answer_from
 from hostile_shards import ZSTD
 from lone_chunks import let_little_count, zstd
 from range_server import RangeServer
@@ -92,15 +92,15 @@ def test_what_a_library_keeps_of_answers_counts_as_well(tmp_path, monkeypatch, i
 
 
 def test_whole_objects_wait_for_room():
-    wholes = Wholes(Options(memory_limit=64 * MIB))
+    wholes = WholeObjectMemory(Options(memory_limit=64 * MIB))
     assert wholes.most_nbytes == 16 * MIB
     came: list[int] = []
 
     def take(nbytes: int) -> None:
-        with wholes.taken(nbytes):
+        with wholes.reserved(nbytes):
             came.append(nbytes)
 
-    with wholes.taken(10 * MIB):
+    with wholes.reserved(10 * MIB):
         take(6 * MIB)
         waiting = threading.Thread(target=take, args=(7 * MIB,))
         waiting.start()
@@ -114,28 +114,28 @@ def test_whole_objects_wait_for_room():
 def test_who_waits_for_room_gives_up_with_one_of_its_group_that_fails_for_good(
     is_for_good,
 ):
-    wholes, why = Wholes(Options()), "too slow"
+    wholes, why = WholeObjectMemory(Options()), "too slow"
     failure = StoreError(why) if is_for_good else RefusalError(why, is_lost=True)
-    group, came = Together(), list[str]()
+    group, came = RequestGroup(), list[str]()
     begun = threading.Barrier(3)
 
-    def take(name: str, group: Together) -> None:
+    def take(name: str, group: RequestGroup) -> None:
         begun.wait()
         try:
-            with wholes.taken(wholes.most_nbytes, group):
+            with wholes.reserved(wholes.most_nbytes, group):
                 came.append(name)
         except StoreError as error:
             came.append(f"{name} {error}")
 
     def fail() -> None:
-        with wholes.taken(wholes.most_nbytes, group):
+        with wholes.reserved(wholes.most_nbytes, group):
             begun.wait()
             time.sleep(0.05)  # until they wait for room
             raise failure
 
     waiting = [
         threading.Thread(target=take, args=("together", group)),
-        threading.Thread(target=take, args=("alone", Together())),
+        threading.Thread(target=take, args=("alone", RequestGroup())),
     ]
     for thread in waiting:
         thread.start()
@@ -168,10 +168,10 @@ def test_the_error_kept_of_an_object_that_failed_holds_nothing_of_its_frames(
             return _with_frames, told
 
         monkeypatch.setitem(copyreg.dispatch_table, StoreError, reduced)
-    group = Together()
+    group = RequestGroup()
     with (
         pytest.raises(StoreError) as caught,
-        Wholes(Options()).taken(3, group),
+        WholeObjectMemory(Options()).reserved(3, group),
     ):
         raise StoreError("too slow") from ValueError("why")
     assert group.error is not caught.value
@@ -209,15 +209,15 @@ class Interrupting(threading.Condition):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_an_interrupt_leaves_no_room_of_whole_objects_taken(n):
-    wholes = Wholes(Options())
+    wholes = WholeObjectMemory(Options())
     wholes._changed = Interrupting(n)
-    with pytest.raises(KeyboardInterrupt), wholes.taken(wholes.most_nbytes):
+    with pytest.raises(KeyboardInterrupt), wholes.reserved(wholes.most_nbytes):
         pass
     wholes._changed = threading.Condition()
     came = threading.Event()
 
     def take() -> None:
-        with wholes.taken(wholes.most_nbytes):
+        with wholes.reserved(wholes.most_nbytes):
             came.set()
 
     threading.Thread(target=take, daemon=True).start()
@@ -225,15 +225,15 @@ def test_an_interrupt_leaves_no_room_of_whole_objects_taken(n):
 
 
 def test_who_waits_for_room_looks_again_where_nobody_tells(monkeypatch):
-    monkeypatch.setattr(wholes_module, "_LOOK_AGAIN_S", 0.01)
-    wholes = Wholes(Options())
+    monkeypatch.setattr(wholes_module, "_CHECK_AGAIN_S", 0.01)
+    wholes = WholeObjectMemory(Options())
     came = threading.Event()
 
     def take() -> None:
-        with wholes.taken(1):
+        with wholes.reserved(1):
             came.set()
 
-    with wholes.taken(wholes.most_nbytes):
+    with wholes.reserved(wholes.most_nbytes):
         waiting = threading.Thread(target=take, daemon=True)
         waiting.start()
         assert not came.wait(0.05)
@@ -242,21 +242,21 @@ def test_who_waits_for_room_looks_again_where_nobody_tells(monkeypatch):
 
 
 def test_by_default_they_take_64_mib():
-    assert Wholes(Options()).most_nbytes == 64 * MIB
-    assert Wholes(Options(memory_limit=MIB << 20)).most_nbytes == 64 * MIB
+    assert WholeObjectMemory(Options()).most_nbytes == 64 * MIB
+    assert WholeObjectMemory(Options(memory_limit=MIB << 20)).most_nbytes == 64 * MIB
 
 
 def test_what_is_cut_out_of_an_object_does_not_hold_it():
     data = np.frombuffer(NOISE, np.uint8)
     whole = Fetched(data, N, "a version")
-    part = cut_out(whole, ByteRequest("c/0", 5, 9))
+    part = answer_from(whole, ByteRequest("c/0", 5, 9))
     assert part is not None
     assert part.data.tobytes() == NOISE[5:9]
     assert not np.shares_memory(part.data, data)
-    every = cut_out(whole, ByteRequest("c/0"))
+    every = answer_from(whole, ByteRequest("c/0"))
     assert every is not None
     assert np.shares_memory(every.data, data)
-    assert cut_out(None, ByteRequest("c/0")) is None
+    assert answer_from(None, ByteRequest("c/0")) is None
 
 
 @pytest.mark.network
@@ -280,7 +280,7 @@ def test_a_server_without_ranges_is_read_within_the_memory_limit(
             store.read([ByteRequest("c/0", 5, 9)])
 
 
-class NotedWholes(Wholes):
+class NotedWholes(WholeObjectMemory):
     """Tells when somebody found no room."""
 
     def __init__(self, options: Options) -> None:
@@ -306,10 +306,10 @@ def test_an_answer_that_has_to_wait_for_room_is_asked_for_again(is_replaced, tmp
     with RangeServer(tmp_path, answers_ranges=False) as server:
         store = open_url(server.url, {})
         store.read([request])
-        store._wholes = wholes = NotedWholes(Options())
+        store._whole_memory = wholes = NotedWholes(Options())
         n_asked = server.count()
         with ThreadPoolExecutor(1) as pool:
-            with wholes.taken(wholes.most_nbytes):
+            with wholes.reserved(wholes.most_nbytes):
                 waiting = pool.submit(store.read, [request])
                 assert wholes.was_full.wait(10)
                 assert server.count() == n_asked + 1

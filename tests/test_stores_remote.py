@@ -210,7 +210,7 @@ def test_server_without_ranges_sends_each_whole_object_once(
 def test_server_without_ranges_and_a_large_object_is_an_error(
     server: RangeServer, store: HttpStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store._wholes, "most_nbytes", 1000)
+    monkeypatch.setattr(store._whole_memory, "most_nbytes", 1000)
     server.answers_ranges = False
     for _ in range(2):
         with pytest.raises(StoreError, match="does not answer ranges"):
@@ -299,7 +299,7 @@ def test_default_limits_give_a_dead_server_up_within_15_s() -> None:
     assert isinstance(http, HttpStore)
     settings = http.settings
     # After the limit no repeat is begun, so at most one more silence comes on top.
-    assert settings.repeats.lost_s + settings.pause_s <= 15
+    assert settings.repeats.lost_limit_s + settings.pause_s <= 15
     assert settings.connect_s <= settings.pause_s
     objects = {"region": "us-east-1", "anon": True}
     config = open_url("s3://bucket", objects).object_store  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ _PASSING = frozenset((429, 500, 502, 503, 504))
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ObjectFacts:
     """What an answer tells about an object.
 
     Attributes
@@ -52,38 +52,38 @@ class Clue(PassingVersion):
 
     Attributes
     ----------
-    about
-        These properties; `about.e_tag` is a weak ETag, if any.
+    facts
+        These properties; `facts.e_tag` is a weak ETag, if any.
     """
 
-    about: About
+    facts: ObjectFacts
 
-    def is_contradicted(self, about: About) -> bool:
-        """Whether `about` is about another version; a HEAD may tell less than a GET."""
-        known = self.about
-        tags = {_opaque(known.e_tag), _opaque(about.e_tag)} - {None}
-        dates = {known.modified, about.modified} - {NEVER}
-        return known.nbytes != about.nbytes or len(tags) > 1 or len(dates) > 1
+    def is_contradicted(self, other: ObjectFacts) -> bool:
+        """Whether `other` is of another version; a HEAD may tell less than a GET."""
+        known = self.facts
+        tags = {_opaque(known.e_tag), _opaque(other.e_tag)} - {None}
+        dates = {known.modified, other.modified} - {NEVER}
+        return known.nbytes != other.nbytes or len(tags) > 1 or len(dates) > 1
 
 
-def version_of(about: About) -> str | Clue:
+def version_of(facts: ObjectFacts) -> str | Clue:
     """Strong ETag (RFC 9110, 8.8.3), or a `Clue` if there is none."""
-    if about.e_tag is None or about.e_tag.startswith("W/"):
-        return Clue(about)
-    return about.e_tag
+    if facts.e_tag is None or facts.e_tag.startswith("W/"):
+        return Clue(facts)
+    return facts.e_tag
 
 
-def is_other(version: Hashable, about: About) -> bool:
-    """Whether `about` is about another version than `version`."""
+def is_other_version(version: Hashable, facts: ObjectFacts) -> bool:
+    """Whether `facts` are of another version than `version`."""
     if isinstance(version, Clue):
-        return version.is_contradicted(about)
-    return version != version_of(about)
+        return version.is_contradicted(facts)
+    return version != version_of(facts)
 
 
-def date_of(told: str) -> datetime | None:
-    """Date in a header (RFC 9110, 5.6.7); None if it has none."""
+def date_of(text: str) -> datetime | None:
+    """Date in the text of a header (RFC 9110, 5.6.7); None if it has none."""
     try:
-        return parsedate_to_datetime(told).astimezone(UTC)
+        return parsedate_to_datetime(text).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
@@ -136,7 +136,7 @@ class RefusalError(Exception):
         """Whether the same request may succeed in a moment."""
         return self.is_lost or self.status in _PASSING
 
-    def told(self, url: str, key: str) -> StoreError:
+    def as_store_error(self, url: str, key: str) -> StoreError:
         """The error that this becomes."""
         return failure(url, key, self.why, hint=self.hint)
 
@@ -150,16 +150,16 @@ class Answer(Protocol):
     """Head of an answer, whose body can be read once. Leaving its block ends it."""
 
     @property
-    def about(self) -> About | None:
+    def facts(self) -> ObjectFacts | None:
         """What the head tells about the object; None if it does not tell the size."""
         ...
 
     @property
     def span(self) -> tuple[int, int]:
-        """Half-open range of the object that the head announces; needs `about`."""
+        """Half-open range of the object that the head announces; needs `facts`."""
         ...
 
-    def body(
+    def read_body(
         self, nbytes: int, into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
         """Read a body that should have `nbytes`; of a longer one, little more.
@@ -178,7 +178,9 @@ class Answer(Protocol):
         """
         ...
 
-    def unsized(self, most_nbytes: int) -> tuple[NDArray[np.uint8], About]:
+    def read_unsized_body(
+        self, most_nbytes: int
+    ) -> tuple[NDArray[np.uint8], ObjectFacts]:
         """Read a body of unknown size, or one byte more than `most_nbytes` of it.
 
         Raises
@@ -223,6 +225,6 @@ class Client(Protocol):
         """
         ...
 
-    def head(self, key: str) -> About:
+    def head(self, key: str) -> ObjectFacts:
         """Send a HEAD."""
         ...

@@ -212,7 +212,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class ListingStore(Protocol):
-    """What a store has besides that can tell all keys that it has below a prefix."""
+    """What a store has in addition if it can list all keys below a prefix."""
 
     def list_keys(self, prefix: str) -> Generator[Sequence[str]] | None:
         """List the keys below the directory `prefix`, some at a time, in any order.

@@ -77,7 +77,7 @@ def without_credentials(text: str) -> str:
     return _USER_INFO.sub("", text)
 
 
-def told_by(error: Exception) -> str:
+def first_line_of(error: Exception) -> str:
     """First line of a library's error message; the error's name if that is empty.
 
     Further lines repeat the message in the form in which Rust prints structures.
@@ -89,7 +89,7 @@ def told_by(error: Exception) -> str:
 def failed_write(url: str, key: str, error: Exception) -> StoreError:
     """Error for a write that failed with `error`."""
     return StoreError(
-        f"cannot write {key!r}: {type(error).__name__}: {told_by(error)}",
+        f"cannot write {key!r}: {type(error).__name__}: {first_line_of(error)}",
         store_url=url,
         hint="check the store, its settings and your rights",
     )
@@ -109,7 +109,7 @@ def object_changed(url: str, request: ByteRequest, got: str) -> StoreError:
 
 
 def other_bytes(
-    url: str, key: str, asked: tuple[int, int], told: tuple[int, int], nbytes: int
+    url: str, key: str, asked: tuple[int, int], answered: tuple[int, int], nbytes: int
 ) -> StoreError:
     """Error for an answer of `nbytes` that tells another range than was asked for."""
     return failure(
@@ -117,19 +117,21 @@ def other_bytes(
         key,
         "the server answered other bytes than asked",
         expected=f"bytes {asked[0]}-{asked[1]}",
-        got=f"{nbytes} bytes of {told[0]}-{told[1]}",
+        got=f"{nbytes} bytes of {answered[0]}-{answered[1]}",
         hint="check the server or the proxy before it",
     )
 
 
-def two_sizes(url: str, key: str, told: int, found: int | None) -> StoreError:
+def two_sizes(
+    url: str, key: str, head_nbytes: int, range_nbytes: int | None
+) -> StoreError:
     """Error for an object of which the server states two sizes."""
     return failure(
         url,
         key,
         "the server tells two sizes of one object",
-        expected=f"{told} bytes, as it answers a HEAD",
-        got=f"{found} bytes of which it answers a range",
+        expected=f"{head_nbytes} bytes, as it answers a HEAD",
+        got=f"{range_nbytes} bytes of which it answers a range",
         hint="check the server or the proxy before it; it should compress nothing",
     )
 
@@ -146,7 +148,7 @@ def too_slow(url: str, key: str, nbytes: int, limit_s: float) -> StoreError:
     )
 
 
-def no_head(url: str, key: str, limit_s: float) -> StoreError:
+def no_answer(url: str, key: str, limit_s: float) -> StoreError:
     """Error for an answer that did not even begin in time."""
     return failure(
         url,

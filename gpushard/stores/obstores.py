@@ -23,7 +23,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.base import FetchCosts
 from gpushard.stores.event_loops import result_in
-from gpushard.stores.failures import failure, told_by
+from gpushard.stores.failures import failure, first_line_of
 from gpushard.stores.ranged import NETWORK_COSTS
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def refusal_of(error: Exception) -> RefusalError:
         hint = "renew the credentials"
     is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(told)
     return RefusalError(
-        told_by(error), status, is_rangeless=bool(is_rangeless), hint=hint
+        first_line_of(error), status, is_rangeless=bool(is_rangeless), hint=hint
     )
 
 
@@ -175,7 +175,7 @@ def names_below(store: ObjectStore, url: str, prefix: str) -> list[str]:
     try:
         found = obstore.list_with_delimiter(store, prefix or None)
     except request_errors() as error:
-        raise refusal_of(error).told(url, prefix) from error
+        raise refusal_of(error).as_store_error(url, prefix) from error
     paths = [*found["common_prefixes"], *(item["path"] for item in found["objects"])]
     return sorted({path.rstrip("/").rpartition("/")[2] for path in paths})
 
@@ -189,7 +189,7 @@ def keys_below(store: ObjectStore, url: str, prefix: str) -> Generator[list[str]
         for some in obstore.list(store, prefix or None, chunk_size=_PAGE_KEYS):
             yield [found["path"] for found in some]
     except request_errors() as error:
-        raise refusal_of(error).told(url, prefix) from error
+        raise refusal_of(error).as_store_error(url, prefix) from error
 
 
 def piece_nbytes(memory_limit: int | None) -> int:

@@ -13,12 +13,12 @@ from gpushard.stop_flag import flag_here, is_stopped
 from gpushard.stores.answers import RefusalError, refusal_behind
 from gpushard.stores.base import ByteRequest
 
-# Half of it is waited at least, after the first repeats that a server asks for, or that
-# the settings allow.
+# At least half of it passes before a repeat, once the first repeats did not help: the
+# one that a server asks for, or those that the settings allow.
 _LEAST_PAUSE_S = 1.0
 
-Answer = TypeVar("Answer")
-Requested = TypeVar("Requested", bound=ByteRequest)
+Reply = TypeVar("Reply")
+Request = TypeVar("Request", bound=ByteRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,20 @@ class Repeats:
 
     Attributes
     ----------
-    first_s, base, most_s
+    first_pause_s, pause_factor, longest_pause_s
         Pause before the first repeat, its factor for each further one, and the longest.
-    most
+    n_most
         Number of repeats after a lost connection. A busy server is asked again after
         so many, too, but with pauses of half a second or more.
-    lost_s
+    lost_limit_s
         Seconds from the first attempt after which a lost connection is an error.
     """
 
-    first_s: float = 1.0
-    base: float = 2.0
-    most_s: float = 15.0
-    most: int = 0
-    lost_s: float = 0.0
+    first_pause_s: float = 1.0
+    pause_factor: float = 2.0
+    longest_pause_s: float = 15.0
+    n_most: int = 0
+    lost_limit_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -84,16 +84,16 @@ class _Attempts:
     ----------
     pause_s
         Pause before the next attempt, unless the server says how long.
-    since
+    started
         Monotonic time of the first attempt.
-    n, n_lost
+    n_repeats, n_lost_repeats
         Number of repeats, and of those after a lost connection.
     """
 
     pause_s: float
-    since: float
-    n: int = 0
-    n_lost: int = 0
+    started: float
+    n_repeats: int = 0
+    n_lost_repeats: int = 0
 
 
 class Patience:
@@ -112,9 +112,9 @@ class Patience:
         self._limits = limits
         self._repeats = repeats or Repeats()
 
-    def ask(self, work: Callable[[Requested], Answer], request: Requested) -> Answer:
+    def ask(self, work: Callable[[Request], Reply], request: Request) -> Reply:
         """Answer of ``work(request)``; after several attempts, its last error."""
-        attempts = _Attempts(self._repeats.first_s, time.monotonic())
+        attempts = _Attempts(self._repeats.first_pause_s, time.monotonic())
         while True:
             if is_stopped():
                 raise StoreError("nobody waits for the answer any more")
@@ -123,38 +123,40 @@ class Patience:
             except StoreError as error:
                 # A refusal kept here would refer to itself, through its frames, and
                 # keep the connections of the store open.
-                wanted = self._wanted_s(refusal_behind(error), attempts)
-                if wanted is None:
+                pause_s = self._next_pause_s(refusal_behind(error), attempts)
+                if pause_s is None:
                     raise
-            _pause(wanted)
+            _wait(pause_s)
 
-    def _wanted_s(
+    def _next_pause_s(
         self, refusal: RefusalError | None, attempts: _Attempts
     ) -> float | None:
         """Seconds to wait before the next attempt; None if there is to be none."""
         if refusal is None or not refusal.may_pass:
             return None
-        if refusal.is_lost and attempts.n_lost >= self._repeats.most:
+        if refusal.is_lost and attempts.n_lost_repeats >= self._repeats.n_most:
             return None
-        wanted = self._pause_s(refusal, attempts)
-        limit = self._repeats.lost_s if refusal.is_lost else self._limits.patience_s
-        if time.monotonic() - attempts.since + wanted > limit:
+        repeats, patience_s = self._repeats, self._limits.patience_s
+        limit_s = repeats.lost_limit_s if refusal.is_lost else patience_s
+        pause_s = self._pause_s(refusal, attempts)
+        if time.monotonic() - attempts.started + pause_s > limit_s:
             return None
-        pause = attempts.pause_s * self._repeats.base
-        attempts.pause_s = min(pause, self._repeats.most_s)
-        attempts.n += 1
-        attempts.n_lost += refusal.is_lost
-        return wanted
+        longer_s = attempts.pause_s * repeats.pause_factor
+        attempts.pause_s = min(longer_s, repeats.longest_pause_s)
+        attempts.n_repeats += 1
+        attempts.n_lost_repeats += refusal.is_lost
+        return pause_s
 
     def _pause_s(self, refusal: RefusalError, attempts: _Attempts) -> float:
-        least = _jittered(_LEAST_PAUSE_S)
+        """Seconds to wait, as the server says or else the settings."""
+        least = _random_part(_LEAST_PAUSE_S)
         if refusal.retry_after_s is not None:
-            return max(refusal.retry_after_s, least if attempts.n else 0.0)
-        is_late = attempts.n >= self._repeats.most and not refusal.is_lost
-        return max(_jittered(attempts.pause_s), least if is_late else 0.0)
+            return max(refusal.retry_after_s, least if attempts.n_repeats else 0.0)
+        is_late = attempts.n_repeats >= self._repeats.n_most and not refusal.is_lost
+        return max(_random_part(attempts.pause_s), least if is_late else 0.0)
 
 
-def _pause(seconds: float) -> None:
+def _wait(seconds: float) -> None:
     """Wait so long, or until nobody waits for the calling thread any more."""
     flag = flag_here()
     if flag is None:
@@ -163,6 +165,6 @@ def _pause(seconds: float) -> None:
         flag.wait(seconds)
 
 
-def _jittered(pause: float) -> float:
+def _random_part(pause_s: float) -> float:
     """Random part of a pause, so that many readers do not come back together."""
-    return pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
+    return pause_s * random.uniform(0.5, 1)  # noqa: S311 - no secret

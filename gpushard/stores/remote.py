@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.answers import About, RefusalError
+from gpushard.stores.answers import ObjectFacts, RefusalError
 from gpushard.stores.failures import too_slow, without_credentials
 from gpushard.stores.obstores import (
     body_of,
@@ -70,7 +70,7 @@ class RemoteStore(RangedStore):
         wait_limits = WaitLimits(options.patience_s, options.min_nbytes_per_s)
         most = piece_nbytes(options.memory_limit) if costs.prefers_whole_objects else 0
         super().__init__(
-            _Obstore(store, url, wait_limits, most),
+            _ObstoreClient(store, url, wait_limits, most),
             url,
             costs,
             Patience(wait_limits),
@@ -99,7 +99,7 @@ class RemoteStore(RangedStore):
         return keys_below(self.object_store, self.url, prefix)
 
 
-class _Obstore:
+class _ObstoreClient:
     """Client of one obstore store.
 
     Parameters
@@ -118,7 +118,7 @@ class _Obstore:
 
     def get(
         self, key: str, span: tuple[int, int | None] | None, if_match: str | None
-    ) -> _Got:
+    ) -> _ObstoreAnswer:
         import obstore
 
         refuse_after_fork(self._url, key)
@@ -131,16 +131,16 @@ class _Obstore:
         try:
             result = obstore.get(self._store, key, options=options)
             # Also what obstore cannot tell of an answer, such as a date, is an error.
-            return _Got(result, partial(self._body, key, result, started))
+            return _ObstoreAnswer(result, partial(self._body, key, result, started))
         except request_errors() as error:
             raise refusal_of(error) from error
 
-    def head(self, key: str) -> About:
+    def head(self, key: str) -> ObjectFacts:
         import obstore
 
         refuse_after_fork(self._url, key)
         try:
-            return _about(obstore.head(self._store, key))
+            return _facts_of(obstore.head(self._store, key))
         except request_errors() as error:
             raise refusal_of(error) from error
 
@@ -159,27 +159,27 @@ class _Obstore:
             raise refusal_of(error) from error
 
 
-class _Got:
+class _ObstoreAnswer:
     """Answer of obstore, which tells the size of every object."""
 
     def __init__(
         self, result: GetResult, read: Callable[[int], NDArray[np.uint8]]
     ) -> None:
-        self.about = _about(result.meta)
+        self.facts = _facts_of(result.meta)
         self.span = result.range
         self._read = read
 
-    def body(
+    def read_body(
         self,
         nbytes: int,  # noqa: ARG002  obstore knows what it announced
         into: NDArray[np.uint8] | None = None,  # noqa: ARG002  nor takes it memory
     ) -> NDArray[np.uint8]:
         return self._read(self.span[1] - self.span[0])
 
-    def unsized(
+    def read_unsized_body(
         self,
         most_nbytes: int,  # noqa: ARG002  it never comes to that
-    ) -> tuple[NDArray[np.uint8], About]:
+    ) -> tuple[NDArray[np.uint8], ObjectFacts]:
         raise RefusalError("obstore tells no size")
 
     def __enter__(self) -> Self:
@@ -196,5 +196,5 @@ def _range_of(start: int, stop: int | None) -> Any:
     return {"offset": start} if stop is None else (start, stop)
 
 
-def _about(meta: ObjectMeta) -> About:
-    return About(meta["size"], meta["e_tag"], meta["last_modified"])
+def _facts_of(meta: ObjectMeta) -> ObjectFacts:
+    return ObjectFacts(meta["size"], meta["e_tag"], meta["last_modified"])

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from gpushard.arguments import instance
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.failures import told_by, without_credentials
+from gpushard.stores.failures import first_line_of, without_credentials
 from gpushard.stores.http.connecting import origin_of
 from gpushard.stores.http.settings import settings_of
 from gpushard.stores.http.store import HttpStore
@@ -135,7 +135,7 @@ def _object_store(
         return from_url(url, **limits, **config)
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
-            f"cannot open {without_credentials(url)}: {told_by(error)}",
+            f"cannot open {without_credentials(url)}: {first_line_of(error)}",
             hint="check the URL and the names in storage_options",
         ) from error
 

@@ -21,11 +21,11 @@ MOST_WHOLE_NBYTES = 64 * MIB
 _SHARE = 4
 # Seconds after which a waiting thread checks again. An interrupt may keep another
 # thread from waking it.
-_LOOK_AGAIN_S = 1.0
+_CHECK_AGAIN_S = 1.0
 
 
 @dataclass
-class Together:
+class RequestGroup:
     """Requests of one read; after one has failed for good, no other one is started.
 
     Attributes
@@ -44,13 +44,13 @@ class Together:
         kept.__cause__ = kept.__context__ = None
         self.error = kept
 
-    def go_on(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the error of another request that failed for good, if there is one."""
         if self.error is not None:
             raise copy(self.error)  # threads extend the traceback of an error
 
 
-class Wholes:
+class WholeObjectMemory:
     """Memory for the whole objects that a store fetches, limited at any time.
 
     Attributes
@@ -67,21 +67,23 @@ class Wholes:
         self._held: dict[object, int] = {}
 
     @contextmanager
-    def taken(self, nbytes: int, group: Together | None = None) -> Iterator[bool]:
+    def reserved(
+        self, nbytes: int, group: RequestGroup | None = None
+    ) -> Iterator[bool]:
         """Hold `nbytes` once there is room for them; yields whether there was at once.
 
         `nbytes` is at most `most_nbytes`. A wait for room ends as soon as a request of
-        `group` has failed for good. Otherwise a server that fails after a while would
-        fail one request after the other. The error of that request is raised.
+        `group` has failed for good, and raises the error of that request. Otherwise a
+        server that fails after a while would fail one request after the other.
         """
-        group = group or Together()
+        group = group or RequestGroup()
         holder = object()
         try:
             with self._changed:
                 had_room = self._has_room(nbytes)
                 while not self._has_room(nbytes):
-                    self._changed.wait(_LOOK_AGAIN_S)
-                    group.go_on()
+                    self._changed.wait(_CHECK_AGAIN_S)
+                    group.raise_if_failed()
                 self._held[holder] = nbytes
             yield had_room
         except StoreError as error:  # what may pass is still a `RefusalError` here
@@ -97,25 +99,25 @@ class Wholes:
         return sum([*self._held.values()]) + nbytes <= self.most_nbytes
 
 
-def read_together(
+def read_by_object(
     requests: Sequence[ByteRequest],
     read: Callable[[Sequence[ByteRequest]], list[Fetched | None]],
     n_workers: int,
 ) -> list[Fetched | None]:
-    """Answers of `read`, which gets all requests for a version of an object at once."""
-    wanted: dict[tuple[str, Hashable | None], list[int]] = {}
+    """Answers of `read`, which takes all requests for a version of an object."""
+    positions: dict[tuple[str, Hashable | None], list[int]] = {}
     for i, request in enumerate(requests):
-        wanted.setdefault((request.key, request.version), []).append(i)
-    of_each = [[requests[i] for i in at] for at in wanted.values()]
-    answered = run_side_by_side(read, of_each, n_workers)
-    found: list[Fetched | None] = [None] * len(requests)
-    for at, answers in zip(wanted.values(), answered, strict=True):
-        for i, answer in zip(at, answers, strict=True):
-            found[i] = answer
-    return found
+        positions.setdefault((request.key, request.version), []).append(i)
+    groups = [[requests[i] for i in at] for at in positions.values()]
+    answers_of_groups = run_side_by_side(read, groups, n_workers)
+    answers: list[Fetched | None] = [None] * len(requests)
+    for at, group_answers in zip(positions.values(), answers_of_groups, strict=True):
+        for i, answer in zip(at, group_answers, strict=True):
+            answers[i] = answer
+    return answers
 
 
-def cut_out(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
+def answer_from(whole: Fetched | None, request: ByteRequest) -> Fetched | None:
     """Answer to a request, cut from a whole object; the rest is not kept."""
     if whole is None:
         return None

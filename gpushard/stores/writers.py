@@ -16,7 +16,7 @@ import numpy as np
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
-from gpushard.stores.failures import failed_write, refuse_unsafe_key, told_by
+from gpushard.stores.failures import failed_write, first_line_of, refuse_unsafe_key
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
@@ -201,7 +201,7 @@ class ObjectWriter:
         except (AlreadyExistsError, PreconditionError):
             return self._is_marked(key, mark)
         except (NotSupportedError, NotImplementedError) as error:
-            raise self._unconditional(key, told_by(error)) from error
+            raise self._unconditional(key, first_line_of(error)) from error
         except request_errors() as error:
             if not self._is_marked(key, mark):
                 raise failed_write(self._store.url, key, error) from error
@@ -227,12 +227,12 @@ class ObjectWriter:
             return {"e_tag": e_tag}
         # Google's condition is a separate number, which changes with the ETag.
         try:
-            about = obstore.head(store, key)
+            meta = obstore.head(store, key)
         except FileNotFoundError:
             return None
-        if about["e_tag"] != e_tag:
+        if meta["e_tag"] != e_tag:
             return None
-        return {"e_tag": e_tag, "version": about["version"]}
+        return {"e_tag": e_tag, "version": meta["version"]}
 
     def _refuse_unless_conditional(self, key: str) -> None:
         """Refuse servers that accept a conditional put and ignore the condition.

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
 from gpushard.memory.pages import in_pages
-from gpushard.stores.answers import About, RefusalError
-from gpushard.stores.failures import failure, other_bytes, told_by, too_slow
+from gpushard.stores.answers import ObjectFacts, RefusalError
+from gpushard.stores.failures import failure, first_line_of, other_bytes, too_slow
 from gpushard.stores.http.exchange import Exchange
 from gpushard.stores.http.settings import HttpSettings
 
@@ -23,13 +23,13 @@ class HttpAnswer:
     ----------
     key
         The object's key, for errors.
-    about
+    facts
         What the head tells about the object, its size left out where it is None.
     span
         Half-open range that the head announces; None for an object of unknown size.
     """
 
-    __slots__ = ("_about", "_exchange", "_key", "_settings", "_span", "_url")
+    __slots__ = ("_exchange", "_facts", "_key", "_settings", "_span", "_url")
 
     def __init__(
         self,
@@ -37,34 +37,34 @@ class HttpAnswer:
         settings: HttpSettings,
         url: str,
         key: str,
-        about: About,
+        facts: ObjectFacts,
         span: tuple[int, int] | None,
     ) -> None:
         self._exchange = exchange
         self._settings = settings
         self._url = url
         self._key = key
-        self._about = about
+        self._facts = facts
         self._span = span
 
     @property
-    def about(self) -> About | None:
+    def facts(self) -> ObjectFacts | None:
         """What the head tells about the object; None if it does not tell the size."""
-        return None if self._span is None else self._about
+        return None if self._span is None else self._facts
 
     @property
     def span(self) -> tuple[int, int]:
         """Half-open range that the head announces."""
         return self._span or (0, 0)
 
-    def body(
+    def read_body(
         self, nbytes: int, into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
         """Read a body that should have `nbytes`."""
         is_roomy = into is not None and len(into) >= nbytes
         data = into[:nbytes] if into is not None and is_roomy else in_pages(nbytes)
         limit_s = self._settings.wait_limits.limit_s(nbytes)
-        self._allow(limit_s)
+        self._limit_to(limit_s)
         try:
             end = self._fill(memoryview(data))
             if end == nbytes and self._fill(memoryview(bytearray(1))):
@@ -74,7 +74,9 @@ class HttpAnswer:
             raise self._failure(error, nbytes, limit_s) from error
         return data[:end]
 
-    def unsized(self, most_nbytes: int) -> tuple[NDArray[np.uint8], About]:
+    def read_unsized_body(
+        self, most_nbytes: int
+    ) -> tuple[NDArray[np.uint8], ObjectFacts]:
         """Read a body of unknown size, or one byte more than `most_nbytes` of it."""
         if not self._exchange.head.is_chunked:
             raise failure(
@@ -88,13 +90,13 @@ class HttpAnswer:
         into = memoryview(data)
         try:
             while end < len(into):
-                self._allow(limits.limit_s(end))
+                self._limit_to(limits.limit_s(end))
                 if not (n := self._exchange.body.read_into(into[end:])):
                     break
                 end += n
         except OSError as error:
             raise self._failure(error, end, limits.limit_s(end)) from error
-        return data[:end], replace(self._about, nbytes=end)
+        return data[:end], replace(self._facts, nbytes=end)
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +104,7 @@ class HttpAnswer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._exchange.end(is_sound=kind is None)
 
-    def _allow(self, limit_s: float) -> None:
+    def _limit_to(self, limit_s: float) -> None:
         """Let the rest of the answer take so long, counted from the request."""
         limit_s = min(limit_s, self._settings.most_s)
         self._exchange.wire.deadline.at_s = self._exchange.started + limit_s
@@ -122,12 +124,12 @@ class HttpAnswer:
         if isinstance(error, TimeoutError) and self._exchange.wire.deadline.is_over:
             limit_s = min(limit_s, self._settings.most_s)
             return too_slow(self._url, self._key, nbytes, limit_s)
-        return lost(error)
+        return lost_connection(error)
 
 
-def lost(error: OSError) -> RefusalError:
+def lost_connection(error: OSError) -> RefusalError:
     """What the failure of a connection is for a store, which may ask again."""
     if isinstance(error, TimeoutError):
         hint = "check the network and the server, or raise the option patience_s"
         return RefusalError("the server is silent", is_lost=True, hint=hint)
-    return RefusalError(f"{type(error).__name__}: {told_by(error)}", is_lost=True)
+    return RefusalError(f"{type(error).__name__}: {first_line_of(error)}", is_lost=True)

@@ -16,12 +16,12 @@ from urllib.parse import quote, urljoin, urlsplit
 from gpushard.stores.answers import (
     CHECK_SERVER,
     NEVER,
-    About,
+    ObjectFacts,
     RefusalError,
     date_of,
 )
-from gpushard.stores.failures import failure, no_head, told_by
-from gpushard.stores.http.answers import HttpAnswer, lost
+from gpushard.stores.failures import failure, first_line_of, no_answer
+from gpushard.stores.http.answers import HttpAnswer, lost_connection
 from gpushard.stores.http.connecting import (
     NoTunnelError,
     UntrustedError,
@@ -39,7 +39,7 @@ _MOST_REDIRECTS = 10
 _PARTS = "multipart/byteranges"
 _CREDENTIALS = frozenset((401, 403))
 # Statuses that come with a Retry-After (RFC 9110, 10.2.3; RFC 6585, 4).
-_TELLING = frozenset((429, 503))
+_WITH_RETRY_AFTER = frozenset((429, 503))
 # Headers that are not sent on to another server: credentials, and its own name.
 _SECRETS = frozenset(
     (
@@ -90,45 +90,45 @@ class HttpClient:
             headers["Range"] = _range_header(*span)
         if if_match is not None:
             headers["If-Match"] = if_match
-        found = self._exchange("GET", key, headers)
+        answer = self._exchange("GET", key, headers)
         try:
-            return self._accepted(found, key, span)
+            return self._accepted(answer, key, span)
         except BaseException:
-            found.end()
+            answer.end()
             raise
 
-    def head(self, key: str) -> About:
+    def head(self, key: str) -> ObjectFacts:
         """Send a HEAD."""
-        found = self._exchange("HEAD", key, {})
+        answer = self._exchange("HEAD", key, {})
         try:
-            if found.head.status != _OK:
-                raise _refusal(found.head)
-            told = found.head.headers.get("content-length")
-            if told is None:
+            if answer.head.status != _OK:
+                raise _refusal_of(answer.head)
+            nbytes = answer.head.headers.get("content-length")
+            if nbytes is None:
                 raise RefusalError("the server tells no size", is_rangeless=True)
-            return _about(found.head, int(told))
+            return _facts_of(answer.head, int(nbytes))
         finally:
-            found.end()
+            answer.end()
 
     def _accepted(
-        self, found: Exchange, key: str, span: tuple[int, int | None] | None
+        self, answer: Exchange, key: str, span: tuple[int, int | None] | None
     ) -> HttpAnswer:
         """An answer with bytes; raise if it has none, or others."""
-        head, told = found.head, None
+        head, announced = answer.head, None
         wanted = _OK if span is None else _PARTIAL
         if head.status not in (_OK, wanted):
-            raise _refusal(head)
+            raise _refusal_of(head)
         headers = head.headers
         self._refuse_other_body(key, headers)
         if head.status == _PARTIAL:
-            told = _told_range(headers.get("content-range", ""))
+            announced = _content_range(headers.get("content-range", ""))
         elif head.body_nbytes is not None:
-            told = 0, head.body_nbytes, head.body_nbytes
-        if span is not None and (head.status == _OK or told is None):
+            announced = 0, head.body_nbytes, head.body_nbytes
+        if span is not None and (head.status == _OK or announced is None):
             raise RefusalError("the server ignores ranges", is_rangeless=True)
-        about = _about(head, 0 if told is None else told[2])
-        answered = None if told is None else told[:2]
-        return HttpAnswer(found, self._settings, self._url, key, about, answered)
+        facts = _facts_of(head, 0 if announced is None else announced[2])
+        answered = None if announced is None else announced[:2]
+        return HttpAnswer(answer, self._settings, self._url, key, facts, answered)
 
     def _refuse_other_body(self, key: str, headers: Mapping[str, str]) -> None:
         """Refuse a body that is not the stored bytes themselves."""
@@ -160,14 +160,14 @@ class HttpClient:
         headers = dict(self._settings.headers) | headers
         n_left, started = _MOST_REDIRECTS, time.monotonic()
         while True:
-            found = self._ask(method, resource, key, headers, started)
-            location = found.head.headers.get("location")
-            if found.head.status not in _REDIRECTS or location is None or not n_left:
-                return found
+            answer = self._ask(method, resource, key, headers, started)
+            location = answer.head.headers.get("location")
+            if answer.head.status not in _REDIRECTS or location is None or not n_left:
+                return answer
             n_left -= 1
-            found.end()
+            answer.end()
             resource, before = (
-                self._redirected(resource, location, found.head),
+                self._redirected(resource, location, answer.head),
                 resource,
             )
             if resource.origin != before.origin:
@@ -190,27 +190,29 @@ class HttpClient:
         try:
             return exchange(self._pool, method, resource, headers, deadline, started)
         except UntrustedError as error:
-            raise RefusalError(told_by(error), hint="check the certificates") from error
+            raise RefusalError(
+                first_line_of(error), hint="check the certificates"
+            ) from error
         except NoTunnelError as error:
-            why = told_by(error)
+            why = first_line_of(error)
             raise RefusalError(
                 why, hint="check the proxy's address and rights"
             ) from error
         except OSError as error:
             if isinstance(error, TimeoutError) and deadline.is_over:
-                raise no_head(self._url, key, limit_s) from error
-            raise lost(error) from error
+                raise no_answer(self._url, key, limit_s) from error
+            raise lost_connection(error) from error
 
     def _redirected(self, resource: Resource, location: str, head: Head) -> Resource:
         """Where a redirect leads."""
         try:
-            found = resource_of(urljoin(resource.url, location), "latin-1")
+            target = resource_of(urljoin(resource.url, location), "latin-1")
         except ValueError as error:
             why = "the server redirects to what is no web server"
             raise RefusalError(why, head.status) from error
-        if found.origin.scheme == "http" and not self._settings.allows_http:
+        if target.origin.scheme == "http" and not self._settings.allows_http:
             raise RefusalError("the server redirects to one without TLS", head.status)
-        return found
+        return target
 
 
 def resource_of(url: str, encoding: str = "utf-8") -> Resource:
@@ -234,44 +236,46 @@ def _range_header(start: int, stop: int | None) -> str:
     return f"bytes={start}-" if stop is None else f"bytes={start}-{stop - 1}"
 
 
-def _told_range(told: str) -> tuple[int, int, int] | None:
+def _content_range(header: str) -> tuple[int, int, int] | None:
     """Half-open range and size of the object in a Content-Range; None: neither."""
-    found = _RANGE.fullmatch(told)
+    found = _RANGE.fullmatch(header)
     if found is None:
         return None
     first, last, nbytes = map(int, found.groups())
     return (first, last + 1, nbytes) if first <= last < nbytes else None
 
 
-def _about(head: Head, nbytes: int) -> About:
+def _facts_of(head: Head, nbytes: int) -> ObjectFacts:
     modified = _date(head.headers.get("last-modified", "")[:_MOST_DATE]) or NEVER
-    return About(nbytes, head.headers.get("etag"), modified)
+    return ObjectFacts(nbytes, head.headers.get("etag"), modified)
 
 
 # Parsing a date takes as long as the rest of a head, and objects share few of them.
 _date = lru_cache(256)(date_of)
 
 
-def _refusal(head: Head) -> RefusalError:
+def _refusal_of(head: Head) -> RefusalError:
     """What a status means that is not the one that was hoped for."""
     status = head.status
     try:
         phrase = f" {HTTPStatus(status).phrase}"
     except ValueError:  # a number of nobody's
         phrase = ""
-    told = head.headers.get("retry-after") if status in _TELLING else None
+    retry_after = (
+        head.headers.get("retry-after") if status in _WITH_RETRY_AFTER else None
+    )
     return RefusalError(
         f"status code: {status}{phrase}",
         status,
         is_lost=status == _TIMEOUT,  # RFC 9110, 15.5.9: for an idle connection, too
-        retry_after_s=None if told is None else _seconds(told),
+        retry_after_s=None if retry_after is None else _retry_after_s(retry_after),
         hint=_CHECK_CREDENTIALS if status in _CREDENTIALS else CHECK_SERVER,
     )
 
 
-def _seconds(told: str) -> float | None:
+def _retry_after_s(header: str) -> float | None:
     """Seconds that a Retry-After asks to wait (RFC 9110, 10.2.3)."""
-    if told.isdecimal():
-        return float(told)
-    date = date_of(told[:_MOST_DATE])
+    if header.isdecimal():
+        return float(header)
+    date = date_of(header[:_MOST_DATE])
     return date and max(0.0, (date - datetime.now(UTC)).total_seconds())

@@ -160,13 +160,13 @@ def _repeats(retry: _Given, patience_s: float) -> Repeats:
     two thirds of the patience.
     """
     backoff = _Given("backoff", retry.take("backoff") or {})
-    usual = Repeats(0.1, most=4, lost_s=patience_s * 8 / 15)
+    usual = Repeats(0.1, n_most=4, lost_limit_s=patience_s * 8 / 15)
     repeats = Repeats(
-        first_s=backoff.seconds("init_backoff", usual.first_s),
-        base=backoff.number("base", usual.base, float),
-        most_s=backoff.seconds("max_backoff", usual.most_s),
-        most=retry.number("max_retries", usual.most, int),
-        lost_s=retry.seconds("retry_timeout", usual.lost_s),
+        first_pause_s=backoff.seconds("init_backoff", usual.first_pause_s),
+        pause_factor=backoff.number("base", usual.pause_factor, float),
+        longest_pause_s=backoff.seconds("max_backoff", usual.longest_pause_s),
+        n_most=retry.number("max_retries", usual.n_most, int),
+        lost_limit_s=retry.seconds("retry_timeout", usual.lost_limit_s),
     )
     _refuse_left("backoff", backoff.left)
     return repeats
