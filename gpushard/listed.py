@@ -13,7 +13,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.source import Source
 from gpushard.stores.base import ListingStore
-from gpushard.stores.files import written_key
+from gpushard.stores.files import object_key_of
 from gpushard.stores.local import LocalStore
 
 # A server lists so many objects in one answer. Fewer are asked for as soon.
@@ -64,7 +64,7 @@ def _found(
         if n_keys > most:
             return None
         is_sure |= not documents.isdisjoint(keys)
-        written = map(written_key, keys)
+        written = map(object_key_of, keys)
         at = [at for key in written if (at := coordinate_of(layout, key)) is not None]
         found.append(np.array(at, np.int64).reshape(len(at), layout.ndim))
     return np.unique(np.concatenate(found), axis=0) if is_sure else None

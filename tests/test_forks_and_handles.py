@@ -244,7 +244,7 @@ def test_a_fork_writes_to_a_zarr_store_that_its_parent_was_writing_to():
         a[1:3] = 7
         return a[0:4].tolist() == [0, 7, 7, 3]
 
-    with zarr_writer._turns.of("c/0"), ThreadPoolExecutor(1) as thread:
+    with zarr_writer._key_locks.of("c/0"), ThreadPoolExecutor(1) as thread:
         # Forked by another thread than the one that has the turn of the shard.
         assert thread.submit(answers_in_a_fork, write_part).result()
     assert a[0:4].tolist() == [0, 1, 2, 3]

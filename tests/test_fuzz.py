@@ -167,7 +167,7 @@ def takes_all_that_is_missing_for_unwritten(monkeypatch):
 
 
 def believes_in_any_version(monkeypatch):
-    monkeypatch.setattr("gpushard.stores.ranged.is_other", lambda *_: False)
+    monkeypatch.setattr("gpushard.stores.ranged.is_other_version", lambda *_: False)
 
 
 def puts_without_a_condition(monkeypatch):
@@ -175,7 +175,7 @@ def puts_without_a_condition(monkeypatch):
         # The server is asked before whether it keeps to conditions, with a tag of "0".
         return {"e_tag": e_tag} if e_tag == '"0"' else "overwrite"
 
-    monkeypatch.setattr(ObjectWriter, "_version", version)
+    monkeypatch.setattr(ObjectWriter, "_put_condition", version)
 
 
 def reads_a_minus_as_a_plus(monkeypatch):

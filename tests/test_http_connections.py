@@ -176,7 +176,7 @@ def test_an_interrupted_request_ends_its_connection(server, store, monkeypatch, 
         if part == "head":
             planted.setattr(exchange, "read_head", interrupted)
         else:
-            planted.setattr("gpushard.stores.http.wire._some_into", interrupted)
+            planted.setattr("gpushard.stores.http.wire._read_some_into", interrupted)
         with pytest.raises(KeyboardInterrupt):
             read_one(store, 0, 100)
     assert not any(store._client._pool._idle.values())

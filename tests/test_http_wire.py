@@ -202,7 +202,7 @@ def test_the_answer_to_a_head_has_no_body():
 def test_a_server_tells_whether_it_takes_another_request(version, told, stays):
     line = "" if told is None else f"Connection: {told}\r\n"
     data = f"HTTP/1.{version} 200 x\r\n{line}Content-Length: 0\r\n\r\n"
-    assert read_head(wire_of(data.encode())).stays == stays
+    assert read_head(wire_of(data.encode())).keeps_connection == stays
 
 
 def test_values_of_a_name_that_comes_twice_are_joined():

@@ -185,7 +185,7 @@ def test_what_is_listed_is_what_was_opened(swap, monkeypatch):
 
 def test_empty_directories_are_removed_where_they_were_opened(swap, monkeypatch):
     swap.before(monkeypatch, "rmdir")
-    swap.files.tidy(["c/1/5"], "")
+    swap.files.remove_empty_directories(["c/1/5"], "")
     assert [p.name for p in (swap.root / "was c").iterdir()] == ["0"]
 
 
@@ -193,7 +193,7 @@ def test_empty_directories_are_removed_where_they_were_opened(swap, monkeypatch)
 def test_a_link_that_comes_just_before_the_opening_is_seen(swap, monkeypatch, what):
     swap.before(monkeypatch, "open")
     if what == "tidy":
-        swap.files.tidy(["c/0/5"], "")
+        swap.files.remove_empty_directories(["c/0/5"], "")
         return
     act = {
         "read": lambda: swap.store.get("c/0/5"),

@@ -66,7 +66,7 @@ def test_what_is_written_is_the_pieces_one_after_the_other(
     HOW[how](monkeypatch)
     old, new = files
     pieces = [
-        old.unread(p) if isinstance(p, slice) else np.frombuffer(p, np.uint8)
+        old.unread_slice(p) if isinstance(p, slice) else np.frombuffer(p, np.uint8)
         for p in PIECES[name]
     ]
     os.write(new, b"ahead")
@@ -79,8 +79,8 @@ def test_what_is_written_is_the_pieces_one_after_the_other(
 def test_a_slice_is_copied_to_a_place(how, files, monkeypatch):
     HOW[how](monkeypatch)
     old, new = files
-    old.unread(slice(1000, 250_000)).copy_to(new, 0)
-    old.unread(slice(0, 1000)).copy_to(new, 77)
+    old.unread_slice(slice(1000, 250_000)).copy_to(new, 0)
+    old.unread_slice(slice(0, 1000)).copy_to(new, 77)
     want = NOISE[1000:250_000].copy()
     want[77:1077] = NOISE[:1000]
     assert written(new) == want.tobytes()
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_is_not_taken_for_one_that_cannot_copy(files, monkey
     monkeypatch.setattr(os, "copy_file_range", refused(errno.ENOSPC), raising=False)
     old, new = files
     with pytest.raises(OSError, match="space"):
-        write_all(new, [old.unread(slice(0, 100_000))])
+        write_all(new, [old.unread_slice(slice(0, 100_000))])
     assert written(new) == b""
 
 
@@ -116,7 +116,9 @@ def test_neighbours_are_copied_in_one_call(files, monkeypatch):
 
     monkeypatch.setattr(os, "copy_file_range", told)
     old, new = files
-    write_all(new, [old.unread(slice(i, i + 100)) for i in range(0, 300_000, 100)])
+    write_all(
+        new, [old.unread_slice(slice(i, i + 100)) for i in range(0, 300_000, 100)]
+    )
     assert calls == [300_000]
     assert written(new) == NOISE.tobytes()
 
@@ -132,10 +134,10 @@ def test_small_slices_that_lie_close_are_read_at_once(files, monkeypatch):
     monkeypatch.setattr(os, "preadv", told)
     old, new = files
     spans = [slice(i, i + 500) for i in range(0, 300_000, 1000)]
-    write_all(new, [old.unread(span) for span in spans])
+    write_all(new, [old.unread_slice(span) for span in spans])
     assert calls == [299_500]
     assert written(new) == b"".join(NOISE[span].tobytes() for span in spans)
     calls.clear()
     monkeypatch.setattr(file_bytes, "_HELD_NBYTES", 100)
-    write_all(new, [old.unread(span) for span in spans])
+    write_all(new, [old.unread_slice(span) for span in spans])
     assert set(calls) == {500}

@@ -180,7 +180,7 @@ from gpushard.stores import one_at_a_time
 warnings.simplefilter("ignore")
 a = gpushard.open_array(fsspec.filesystem("zip", fo=sys.argv[1]).get_mapper(""), "a")
 expected = a[...]
-(turn,) = one_at_a_time._turns.values()
+(turn,) = one_at_a_time._locks.values()
 turn.lock.acquire()
 pid = os.fork()
 if pid == 0:
@@ -258,9 +258,9 @@ def test_arrays_of_an_archive_share_a_turn_after_others_of_it_are_gone(zipped):
     a = gpushard.open_array(second, "a")
     del first, others
     gc.collect()
-    before = set(one_at_a_time._turns.values())
+    before = set(one_at_a_time._locks.values())
     again = gpushard.open_array(second, "a")
-    assert set(one_at_a_time._turns.values()) == before
+    assert set(one_at_a_time._locks.values()) == before
     assert_same_bits(again[...], a[...])
 
 
@@ -269,7 +269,7 @@ def test_a_directory_of_an_archive_shares_the_turn_of_the_archive(zipped):
 
     fs = directory_of(zipped)
     a = gpushard.open_array(fs.fs.get_mapper(""), "a")
-    before = set(one_at_a_time._turns.values())
+    before = set(one_at_a_time._locks.values())
     assert before
     both = AsyncFileSystemWrapper(fs.fs, asynchronous=True)
     for inner in (
@@ -277,7 +277,7 @@ def test_a_directory_of_an_archive_shares_the_turn_of_the_archive(zipped):
         type(fs)("a", both, asynchronous=True),
     ):
         opened = gpushard.open_array(FsspecStore(inner, path="", read_only=True))
-        assert set(one_at_a_time._turns.values()) == before
+        assert set(one_at_a_time._locks.values()) == before
         assert_same_bits(opened[3:5], a[3:5])
 
 

@@ -386,4 +386,4 @@ def test_a_store_that_exits_is_an_error_and_does_not_end_its_loop(leave, n_reque
     )
     # In a loop of its own: if zarr's were ended, all tests after this one would wait.
     with pytest.raises(StoreError, match="gave up"):
-        asyncio.run(zarr_loop.contained(reading))
+        asyncio.run(zarr_loop.without_exits(reading))

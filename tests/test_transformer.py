@@ -361,7 +361,7 @@ def test_values_are_written_and_erased_while_a_writer_of_zarr_stores_has_its_tur
 
     thread = threading.Thread(target=write, daemon=True)
     with ExitStack() as stack:
-        for lock in zarr_writer._turns._locks:
+        for lock in zarr_writer._key_locks._locks:
             stack.enter_context(lock)
         thread.start()
         thread.join(20)

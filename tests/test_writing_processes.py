@@ -94,7 +94,7 @@ def test_a_directory_that_is_removed_when_it_was_just_made_is_made_again(
         make(path, dir_fd=dir_fd)
         left[0] -= 1
         if left[0] >= 0:
-            files.tidy(["c/0/5"], "")
+            files.remove_empty_directories(["c/0/5"], "")
 
     monkeypatch.setattr(os, "mkdir", made_and_removed)
     files.put("c/0/5", [np.ones(3, np.uint8)])

@@ -26,7 +26,7 @@ from gpushard.source import Source
 from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes
 from gpushard.stores.file_bytes import Bytes, Pieces
-from gpushard.stores.files import FileWriter, written_key
+from gpushard.stores.files import FileWriter, object_key_of
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.writing.assign import WriteSession, assign
 from gpushard.writing.shard import Region
@@ -115,7 +115,7 @@ class Steps:
         keys = list(map(self.key, stored))
         self._shards.delete(keys)
         if isinstance(self._shards, FileWriter):
-            self._shards.tidy(keys, self.source.layout.key_prefix)
+            self._shards.remove_empty_directories(keys, self.source.layout.key_prefix)
         return len(keys)
 
     def key(self, stored: Coordinate) -> str:
@@ -129,7 +129,7 @@ class Steps:
         depth = 0
         if layout.keys.separator == "/":
             depth = layout.ndim - (layout.keys.kind == "v2")
-        keys = map(written_key, self._listed(layout.key_prefix, depth))
+        keys = map(object_key_of, self._listed(layout.key_prefix, depth))
         below = (key.removeprefix(layout.key_prefix) for key in keys)
         found = (layout.keys.stored_coordinates(key, layout.ndim) for key in below)
         return {at for at in found if at is not None}

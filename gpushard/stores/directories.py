@@ -21,7 +21,7 @@ from typing import Self
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
-Refuse = Callable[[str], None]
+PathCheck = Callable[[str], None]
 """Raises if a path without symbolic links leads out of the store."""
 
 
@@ -45,13 +45,13 @@ def is_below_itself(root: str, prefix: str, real: str) -> bool:
 class Directory:
     """An open directory inside the store; usable as a context that closes it.
 
-    `path` is that at which it was opened. `refuse` refuses files outside the store that
-    links in the directory lead to.
+    `path` is that at which it was opened. `refuse_outside` refuses files outside the
+    store that links in the directory lead to.
     """
 
     fd: int
     path: Path
-    refuse: Refuse
+    refuse_outside: PathCheck
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +72,7 @@ class Directory:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(name, flags, dir_fd=self.fd)
         try:
-            self.refuse(path_of(fd, str(self.path / name)))
+            self.refuse_outside(path_of(fd, str(self.path / name)))
         except BaseException:
             os.close(fd)
             raise
@@ -108,8 +108,8 @@ class Directory:
             else:
                 os.unlink(name, dir_fd=self.fd)
 
-    def locked(self, name: str) -> int | None:
-        """Open and locked lock file; None if another file has its name by now."""
+    def open_locked(self, name: str) -> int | None:
+        """Open a lock file and lock it; None if another file has its name by then."""
         fd = self.open(name, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -118,9 +118,9 @@ class Directory:
             if status is not None and os.path.samestat(os.fstat(fd), status):
                 return fd
         except BaseException:
-            let_go(fd)
+            unlock(fd)
             raise
-        let_go(fd)
+        unlock(fd)
         return None
 
     def is_in_place(self) -> bool:
@@ -131,8 +131,8 @@ class Directory:
             return False
 
 
-def let_go(fd: int) -> None:
-    """Release a lock."""
+def unlock(fd: int) -> None:
+    """Release a lock, and close its file."""
     # A process that was forked meanwhile has the file open too. Only closing it here
     # would leave that process with the lock.
     try:
@@ -141,7 +141,7 @@ def let_go(fd: int) -> None:
         os.close(fd)
 
 
-def open_directory(path: Path, refuse: Refuse) -> Directory:
+def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:
     """Open the directory at `path`.
 
     Raises
@@ -149,30 +149,32 @@ def open_directory(path: Path, refuse: Refuse) -> Directory:
     OSError
         There is no directory.
     StoreError
-        `refuse` says that it is not in the store.
+        `refuse_outside` says that it is not in the store.
     """
     fd = os.open(path, _DIRECTORY)
     try:
-        refuse(path_of(fd, str(path)))
+        refuse_outside(path_of(fd, str(path)))
     except BaseException:
         os.close(fd)
         raise
-    return Directory(fd, path, refuse)
+    return Directory(fd, path, refuse_outside)
 
 
-def listed_names(path: str, refuse: Refuse) -> list[str]:
+def listed_names(path: str, refuse_outside: PathCheck) -> list[str]:
     """Names in a directory, in any order; raises like `open_directory`."""
-    with open_directory(Path(path), refuse) as directory:
+    with open_directory(Path(path), refuse_outside) as directory:
         return os.listdir(directory.fd)
 
 
-def entries_in(path: str, refuse: Refuse) -> Iterator[tuple[str, bool | None]]:
-    """Names in a directory, and whether each is one; raises like `open_directory`.
+def entries_in(
+    path: str, refuse_outside: PathCheck
+) -> Iterator[tuple[str, bool | None]]:
+    """Names in a directory, and whether each is a directory, too.
 
-    Of a link that leads nowhere nobody knows it: None.
+    That is None for a link that leads nowhere. Raises like `open_directory`.
     """
     with (
-        open_directory(Path(path), refuse) as directory,
+        open_directory(Path(path), refuse_outside) as directory,
         os.scandir(directory.fd) as entries,
     ):
         for entry in entries:
@@ -180,15 +182,15 @@ def entries_in(path: str, refuse: Refuse) -> Iterator[tuple[str, bool | None]]:
             yield entry.name, None if is_lost else entry.is_dir()
 
 
-def make_directory(path: Path, root: Path, refuse: Refuse) -> Directory:
+def make_directory(path: Path, root: Path, refuse_outside: PathCheck) -> Directory:
     """Open the directory at `path`; create it and its parents below `root` durably."""
     try:
-        return open_directory(path, refuse)
+        return open_directory(path, refuse_outside)
     except FileNotFoundError:
         if path == root:
             raise
-    with make_directory(path.parent, root, refuse) as above:
+    with make_directory(path.parent, root, refuse_outside) as above:
         with suppress(FileExistsError):
             os.mkdir(path.name, dir_fd=above.fd)
         above.sync()
-        return open_directory(path, refuse)
+        return open_directory(path, refuse_outside)

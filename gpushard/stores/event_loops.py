@@ -34,17 +34,17 @@ def result_in(loop: asyncio.AbstractEventLoop, work: Work[Result]) -> Result:
     tasks: list[asyncio.Task[Result]] = []
     ended: SimpleQueue[None] = SimpleQueue()
 
-    def tell(task: asyncio.Task[Result]) -> None:
+    def note_end(task: asyncio.Task[Result]) -> None:
         if not task.cancelled():
             task.exception()  # asyncio logs errors that nobody has seen
         ended.put(None)
 
-    async def working() -> Result:
+    async def awaited() -> Result:
         return await work()
 
     def begin() -> None:
-        tasks.append(loop.create_task(working()))
-        tasks[0].add_done_callback(tell)
+        tasks.append(loop.create_task(awaited()))
+        tasks[0].add_done_callback(note_end)
 
     def end() -> None:
         if not tasks:
@@ -52,7 +52,7 @@ def result_in(loop: asyncio.AbstractEventLoop, work: Work[Result]) -> Result:
             return
         tasks[0].cancel()
         # Again: the interrupted thread may have taken what the first one told.
-        tasks[0].add_done_callback(tell)
+        tasks[0].add_done_callback(note_end)
 
     try:
         loop.call_soon_threadsafe(begin)

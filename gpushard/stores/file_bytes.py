@@ -49,7 +49,7 @@ class FileSlice:
         while left:
             n_read = os.preadv(self.fd, [left], self.stop - len(left))
             if not n_read:
-                raise _shorter()
+                raise _became_shorter()
             left = left[n_read:]
         return data
 
@@ -57,7 +57,7 @@ class FileSlice:
         """Copy the bytes into another file, at `at` or at its current position."""
         start = self.start
         while start < self.stop:
-            n_copied = _copied(FileSlice(self.fd, start, self.stop), fd, at)
+            n_copied = _copy_some(FileSlice(self.fd, start, self.stop), fd, at)
             start += n_copied
             at = None if at is None else at + n_copied
 
@@ -73,9 +73,9 @@ class FileBytes:
         return self.nbytes
 
     def __getitem__(self, span: slice) -> Bytes:
-        return self.unread(span).read()
+        return self.unread_slice(span).read()
 
-    def unread(self, span: slice) -> FileSlice:
+    def unread_slice(self, span: slice) -> FileSlice:
         """A slice that is not read yet."""
         start, stop, _ = span.indices(self.nbytes)
         return FileSlice(self.fd, start, max(start, stop))
@@ -119,10 +119,10 @@ def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
     """Pieces to write with one call: a slice of a file, or bytes in memory."""
     some: list[Piece] = []
     n_read = 0
-    for piece in _merged(pieces):
+    for piece in _joined_slices(pieces):
         is_copied = isinstance(piece, FileSlice) and len(piece) >= _COPIED_NBYTES
         if some and (is_copied or len(some) == _MOST_BUFFERS or n_read > _HELD_NBYTES):
-            yield _held(some)
+            yield _in_memory(some)
             some, n_read = [], 0
         if isinstance(piece, FileSlice):
             if is_copied:
@@ -131,10 +131,10 @@ def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
             n_read += len(piece)
         some.append(piece)
     if some:
-        yield _held(some)
+        yield _in_memory(some)
 
 
-def _held(pieces: Sequence[Piece]) -> list[Bytes]:
+def _in_memory(pieces: Sequence[Piece]) -> list[Bytes]:
     """Pieces in memory; slices close together are read at once, with their gaps."""
     slices = [piece for piece in pieces if isinstance(piece, FileSlice)]
     if not slices:
@@ -152,7 +152,7 @@ def _held(pieces: Sequence[Piece]) -> list[Bytes]:
     ]
 
 
-def _merged(pieces: Pieces) -> Iterator[Piece]:
+def _joined_slices(pieces: Pieces) -> Iterator[Piece]:
     """Pieces that are not empty, with neighbours in one file joined to one piece."""
     last: FileSlice | None = None
     for piece in pieces:
@@ -190,7 +190,7 @@ def _write_buffers(fd: int, pieces: Sequence[Bytes]) -> None:
             n_written -= len(piece)
 
 
-def _copied(some: FileSlice, fd: int, at: int | None) -> int:
+def _copy_some(some: FileSlice, fd: int, at: int | None) -> int:
     """Copy some bytes of `some` to `fd`, and return how many: at least one."""
     n_copied = 0
     if hasattr(os, "copy_file_range"):  # not on macOS
@@ -205,9 +205,9 @@ def _copied(some: FileSlice, fd: int, at: int | None) -> int:
         return n_copied
     data = os.pread(some.fd, min(len(some), _HELD_NBYTES), some.start)
     if not data:
-        raise _shorter()
+        raise _became_shorter()
     return os.write(fd, data) if at is None else os.pwrite(fd, data, at)
 
 
-def _shorter() -> OSError:
+def _became_shorter() -> OSError:
     return OSError(errno.EIO, "the file became shorter while it was read")

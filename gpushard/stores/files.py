@@ -19,10 +19,10 @@ from pathlib import Path
 from gpushard.errors import StoreError
 from gpushard.stores.directories import (
     Directory,
-    Refuse,
-    let_go,
+    PathCheck,
     make_directory,
     open_directory,
+    unlock,
 )
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
@@ -32,7 +32,7 @@ from gpushard.stores.local import LocalStore
 _MOST_ATTEMPTS = 64
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
-_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
+_NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +45,18 @@ class LockedFile:
     @property
     def undo_name(self) -> str:
         """Name of the file in which a write in place saves what it overwrites."""
-        return _beside(self.name, _UNDO)
+        return _name_beside(self.name, _UNDO)
 
     @contextmanager
     def opened(self) -> Generator[FileBytes | None]:
         """Bytes of the file, to be read in slices; None if there is no file."""
-        with _opened(self.directory, self.name) as data:
+        with _open_to_read(self.directory, self.name) as data:
             yield data
 
     @contextmanager
     def opened_note(self) -> Generator[FileBytes | None]:
         """Bytes that undo a write in place; None if there are none."""
-        with _opened(self.directory, self.undo_name) as data:
+        with _open_to_read(self.directory, self.undo_name) as data:
             yield data
 
     @contextmanager
@@ -78,10 +78,10 @@ class LockedFile:
         if pieces is None:
             # Files that a killed writer left are deleted too.
             for ending in ("", *_UNFINISHED):
-                gone = _beside(self.name, ending) if ending else self.name
-                self.directory.unlink(gone)
+                name = _name_beside(self.name, ending) if ending else self.name
+                self.directory.unlink(name)
         else:
-            self._put(self.name, _beside(self.name, _NEW), pieces)
+            self._put(self.name, _name_beside(self.name, _NEW), pieces)
         # The content that the note would restore has been replaced.
         self.directory.unlink(self.undo_name)
         self.directory.sync()
@@ -92,7 +92,7 @@ class LockedFile:
 
     def note(self, pieces: Pieces) -> None:
         """Save the bytes that undo a write in place, before the write starts."""
-        self._put(self.undo_name, _beside(self.name, _NEW_UNDO), pieces)
+        self._put(self.undo_name, _name_beside(self.name, _NEW_UNDO), pieces)
         self.directory.sync()
 
     def forget_note(self) -> None:
@@ -116,9 +116,9 @@ class LockedFile:
             raise
 
 
-def written_key(key: str) -> str:
+def object_key_of(key: str) -> str:
     """Key of the object that a writer's file belongs to; other keys are unchanged."""
-    found = _BESIDE.fullmatch(key)
+    found = _NAME_BESIDE.fullmatch(key)
     return key if found is None else f"{found[1] or ''}{found[2]}"
 
 
@@ -155,10 +155,10 @@ class FileWriter:
         """Delete all objects below `prefix`, or all objects of the store for ""."""
         if prefix:
             refuse_unsafe_key(prefix, self._store.url)
-        with self._worded(prefix):
+        with self._as_store_errors(prefix):
             try:
                 directory = open_directory(
-                    Path(self._store.root, prefix), self._refusing(prefix)
+                    Path(self._store.root, prefix), self._check_of_paths(prefix)
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -170,7 +170,7 @@ class FileWriter:
         for key in keys:
             self.put(key, None)
 
-    def tidy(self, keys: Sequence[str], prefix: str) -> None:
+    def remove_empty_directories(self, keys: Sequence[str], prefix: str) -> None:
         """Remove empty directories of deleted objects, but none directly in `prefix`.
 
         A writer of other objects may be about to write to those.
@@ -181,19 +181,20 @@ class FileWriter:
                 if root not in directory.parent.parents:
                     break
                 try:
-                    with open_directory(directory.parent, self._refusing("")) as above:
+                    check = self._check_of_paths("")
+                    with open_directory(directory.parent, check) as above:
                         os.rmdir(directory.name, dir_fd=above.fd)
                 except OSError:  # the directory is not empty, or it is gone
                     break
 
     def has_traces(self, key: str) -> bool:
         """Whether the file exists, or the note of a write in place of it."""
-        with self._worded(key):
+        with self._as_store_errors(key):
             return Path(self._store.root, key).exists() or self.has_note(key)
 
     def has_note(self, key: str) -> bool:
         """Whether a write in place of the file is under way or was interrupted."""
-        with self._worded(key):
+        with self._as_store_errors(key):
             return self._path_beside(key, _UNDO).exists()
 
     def drop_stale_lock(self, key: str) -> None:
@@ -213,9 +214,9 @@ class FileWriter:
         """
         refuse_unsafe_key(key, self._store.url)
         path = Path(self._store.root, key)
-        with self._worded(key):
-            self._refuse_gone()
-            directory, lock = self._held_lock(path, key)
+        with self._as_store_errors(key):
+            self._refuse_if_gone()
+            directory, lock = self._take_lock(path, key)
             with directory:
                 try:
                     self._refuse_irregular(directory, path.name, key)
@@ -223,20 +224,21 @@ class FileWriter:
                     self._refuse_moved(directory, key)
                 finally:
                     try:
-                        directory.unlink(_beside(path.name, _LOCK))
+                        directory.unlink(_name_beside(path.name, _LOCK))
                     finally:  # the next writer, in this process too, waits for it
-                        let_go(lock)
+                        unlock(lock)
 
-    def _held_lock(self, path: Path, key: str) -> tuple[Directory, int]:
+    def _take_lock(self, path: Path, key: str) -> tuple[Directory, int]:
         """Directory of a file, made if it is missing, and the held lock of its name."""
-        refuse = self._refusing(key)
+        refuse_outside = self._check_of_paths(key)
         n_gone = 0
         while True:
             try:
-                directory = make_directory(path.parent, Path(self._store.root), refuse)
+                root = Path(self._store.root)
+                directory = make_directory(path.parent, root, refuse_outside)
                 with ExitStack() as stack:
                     stack.enter_context(directory)
-                    lock = directory.locked(_beside(path.name, _LOCK))
+                    lock = directory.open_locked(_name_beside(path.name, _LOCK))
                     if lock is not None:
                         stack.pop_all()
                         return directory, lock
@@ -248,10 +250,11 @@ class FileWriter:
 
     def _path_beside(self, key: str, ending: str) -> Path:
         path = Path(self._store.root, key)
-        return path.with_name(_beside(path.name, ending))
+        return path.with_name(_name_beside(path.name, ending))
 
     @contextmanager
-    def _worded(self, key: str) -> Generator[None]:
+    def _as_store_errors(self, key: str) -> Generator[None]:
+        """Make the system's errors of a write ours."""
         try:
             yield
         except StoreError:
@@ -263,7 +266,7 @@ class FileWriter:
                 hint="check the directory's rights and the room on the disk",
             ) from error
 
-    def _refuse_gone(self) -> None:
+    def _refuse_if_gone(self) -> None:
         """Refuse to write if the store's directory is gone: a new one has no array."""
         if not os.path.isdir(self._store.root):
             raise StoreError(
@@ -274,10 +277,10 @@ class FileWriter:
 
     def _refuse_irregular(self, directory: Directory, name: str, key: str) -> None:
         """Refuse anything but a regular file of this store: partial writes read it."""
-        for one in (name, _beside(name, _UNDO)):
+        for one in (name, _name_beside(name, _UNDO)):
             status = directory.status(one, follows=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                directory.refuse(os.path.realpath(directory.path / one))
+                directory.refuse_outside(os.path.realpath(directory.path / one))
                 status = directory.status(one) or status
             if status is not None and not stat.S_ISREG(status.st_mode):
                 raise StoreError(
@@ -299,13 +302,13 @@ class FileWriter:
                 hint="write again, and let nobody else change the store's directories",
             )
 
-    def _refusing(self, key: str) -> Refuse:
+    def _check_of_paths(self, key: str) -> PathCheck:
         """Check that refuses real paths outside the root, unless links may leave it."""
         if self._store.allow_symlinks_outside:
             return lambda _: None
         root = os.path.realpath(self._store.root)
 
-        def refuse(real: str) -> None:
+        def refuse_outside(real: str) -> None:
             if os.path.commonpath([root, real]) != root:
                 raise StoreError(
                     "a symbolic link leads out of the store's root",
@@ -315,11 +318,11 @@ class FileWriter:
                     hint="open the store at the place that the link leads to",
                 )
 
-        return refuse
+        return refuse_outside
 
 
 @contextmanager
-def _opened(directory: Directory, name: str) -> Generator[FileBytes | None]:
+def _open_to_read(directory: Directory, name: str) -> Generator[FileBytes | None]:
     try:
         fd = directory.open_to_read(name)
     except FileNotFoundError:
@@ -331,5 +334,5 @@ def _opened(directory: Directory, name: str) -> Generator[FileBytes | None]:
         os.close(fd)
 
 
-def _beside(name: str, ending: str) -> str:
+def _name_beside(name: str, ending: str) -> str:
     return f".{name}.{ending}"

@@ -47,13 +47,13 @@ def open_by_fsspec(
     first, slashes, _ = url.partition("://")
     schemes = f"{first}://" if slashes else f"{url.partition('::')[0]}::"
     try:
-        return _opened(url, dict(storage_options))
+        return _open(url, dict(storage_options))
     except ImportError as error:
-        raise _missing(url, schemes, others, error) from error
+        raise _missing_package(url, schemes, others, error) from error
     except ValueError as error:
         raise UnsupportedError(
             f"fsspec cannot open {schemes} URLs ({error})",
-            hint=_meant(_schemes(url), others) or "check the URL's spelling",
+            hint=_spelling_hint(_schemes(url), others) or "check the URL's spelling",
         ) from error
     except Exception as error:  # file systems raise anything when they connect
         raise StoreError(
@@ -62,7 +62,7 @@ def open_by_fsspec(
         ) from error
 
 
-def knows(scheme: str) -> bool:
+def fsspec_knows(scheme: str) -> bool:
     """Whether fsspec is installed and has a file system of that name."""
     try:
         from fsspec.registry import known_implementations
@@ -71,7 +71,7 @@ def knows(scheme: str) -> bool:
     return scheme in known_implementations
 
 
-def _missing(
+def _missing_package(
     url: str, schemes: str, others: Collection[str], error: ImportError
 ) -> UnsupportedError:
     """Error for a URL whose package is missing, or that only fsspec may know."""
@@ -83,7 +83,7 @@ def _missing(
             f"reading {schemes} URLs needs a package that is missing ({error})",
             hint=f"run: pip install {wanted}" if extras else "install what it names",
         )
-    meant = _meant(chain[:1], others)
+    meant = _spelling_hint(chain[:1], others)
     if meant is not None:
         return UnsupportedError(
             f"gpushard itself reads no {schemes} URLs, and fsspec is not installed",
@@ -95,7 +95,7 @@ def _missing(
     )
 
 
-def _meant(chain: list[str], others: Collection[str]) -> str | None:
+def _spelling_hint(chain: list[str], others: Collection[str]) -> str | None:
     """What the first unknown scheme of a chain may stand for; None if nothing."""
     try:
         from fsspec.registry import available_protocols
@@ -129,7 +129,7 @@ def as_store(target: Any) -> Any:
         fs, path = target.fs, target.path
     else:
         return target
-    return path if _is_local(fs) else _over(fs, path.rstrip("/"))
+    return path if _is_local(fs) else _store_over(fs, path.rstrip("/"))
 
 
 def _is_local(fs: Any) -> bool:
@@ -138,7 +138,7 @@ def _is_local(fs: Any) -> bool:
     return type(fs) is LocalFileSystem
 
 
-def safely(store: FsspecStore) -> FsspecStore:
+def safe_store(store: FsspecStore) -> FsspecStore:
     """`store`, reading one object at a time if its file system allows no more."""
     from gpushard.stores.one_at_a_time import one_at_a_time
 
@@ -175,15 +175,15 @@ def _is_web(fs: Any) -> bool:
     return "fsspec.implementations.http" in names
 
 
-def _opened(url: str, storage_options: dict[str, Any]) -> FsspecStore:
+def _open(url: str, storage_options: dict[str, Any]) -> FsspecStore:
     from fsspec.core import url_to_fs
     from zarr.storage import FsspecStore
 
     first = url.partition("::")[0]
     if first != url and _is_cache(first.partition("://")[0]):
-        return _over(*url_to_fs(url, **storage_options))
+        return _store_over(*url_to_fs(url, **storage_options))
     store = FsspecStore.from_url(url, storage_options=storage_options, read_only=True)
-    return safely(store)
+    return safe_store(store)
 
 
 def _is_cache(scheme: str) -> bool:
@@ -193,7 +193,7 @@ def _is_cache(scheme: str) -> bool:
     return issubclass(get_filesystem_class(scheme), CachingFileSystem)
 
 
-def _over(fs: Any, path: str) -> FsspecStore:
+def _store_over(fs: Any, path: str) -> FsspecStore:
     """Zarr store of a directory in a file system."""
     from zarr.storage import FsspecStore
 

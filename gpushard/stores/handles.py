@@ -50,7 +50,7 @@ def file_version(status: os.stat_result) -> FileVersion:
     return (*identity, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def is_still(version: FileVersion, status: os.stat_result) -> bool:
+def has_same_bytes(version: FileVersion, status: os.stat_result) -> bool:
     """Whether an open file with the status `status` still has the bytes of `version`.
 
     Replacing a file by renaming changes the old file's status, but not its bytes.
@@ -117,7 +117,7 @@ def read_ahead(fd: int, offset: int, nbytes: int) -> None:
             os.posix_fadvise(fd, start, n, os.POSIX_FADV_WILLNEED)
 
 
-def read_on(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
+def read_rest(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int:
     """Fill `data` after its first `n_bytes`; returns all bytes filled.
 
     The result is less than ``len(data)`` at the end of the file. One call reads at most

@@ -191,12 +191,12 @@ class ZarrKeyValueStore:
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
-        self._writer.put_at_once(key, [np.frombuffer(value, np.uint8)])
+        self._writer.put_without_lock(key, [np.frombuffer(value, np.uint8)])
 
     def erase_values(self, keys: Iterable[str]) -> None:
         """Erase values; ignore keys that do not exist."""
         for key in keys:
-            self._writer.put_at_once(key, None)
+            self._writer.put_without_lock(key, None)
 
     def erase_prefix(self, prefix: str) -> None:
         """Erase all values whose keys begin with `prefix`."""

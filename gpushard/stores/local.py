@@ -29,10 +29,10 @@ from gpushard.stores.handles import (
     FileVersion,
     HandleTable,
     file_version,
+    has_same_bytes,
     is_in_memory,
-    is_still,
     read_ahead,
-    read_on,
+    read_rest,
 )
 from gpushard.stores.root import StoreRoot
 from gpushard.workers import run_side_by_side
@@ -281,7 +281,7 @@ class LocalStore:
                 data = _memory_for(request, stop - start)
                 n_bytes = preadv(fd, (data,), start)
                 if n_bytes != len(data):
-                    n_bytes = read_on(fd, data, start, n_bytes)
+                    n_bytes = read_rest(fd, data, start, n_bytes)
                     is_torn |= n_bytes != len(data)
                 answers.append(Fetched(data, size, version))
             now = os.fstat(fd)  # as in `_read_range`
@@ -311,7 +311,7 @@ class LocalStore:
         try:
             n_bytes = os.preadv(handle.fd, (data,), start)
             if n_bytes != n_wanted:
-                n_bytes = read_on(handle.fd, data, start, n_bytes)
+                n_bytes = read_rest(handle.fd, data, start, n_bytes)
             # Checked after the read, to notice a writer that overwrites in place.
             now = os.fstat(handle.fd)
         except OSError as error:
@@ -327,7 +327,7 @@ class LocalStore:
 
         `now` is its status. Bytes that are `is_torn` show it by themselves.
         """
-        if is_torn or not is_still(handle.version, now):
+        if is_torn or not has_same_bytes(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, file_version(now))
 

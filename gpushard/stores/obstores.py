@@ -113,13 +113,13 @@ def refusal_of(error: Exception) -> RefusalError:
         UnauthenticatedError,
     )
 
-    told = str(error)
-    found = _STATUS.search(told)
+    message = str(error)
+    found = _STATUS.search(message)
     status, hint = int(found[1]) if found else None, CHECK_SERVER
-    if _MACHINE_CREDENTIALS.search(told):
+    if _MACHINE_CREDENTIALS.search(message):
         # What the machine answered is not about the object.
         status, hint = None, _NO_CREDENTIALS
-    elif _NO_BUCKET.search(told):
+    elif _NO_BUCKET.search(message):
         status, hint = None, _CHECK_BUCKET
     elif isinstance(error, FileNotFoundError):
         # obstore takes 405 for a missing object. Some servers send it for directories.
@@ -129,11 +129,11 @@ def refusal_of(error: Exception) -> RefusalError:
     elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
         status = 403 if isinstance(error, PermissionDeniedError) else 401
         hint = _CHECK_CREDENTIALS
-    elif _BEYOND_END.search(told):
+    elif _BEYOND_END.search(message):
         status = 416
-    elif _OLD_CREDENTIALS.search(told):
+    elif _OLD_CREDENTIALS.search(message):
         hint = "renew the credentials"
-    is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(told)
+    is_rangeless = isinstance(error, NotSupportedError) or _RANGELESS.search(message)
     return RefusalError(
         first_line_of(error), status, is_rangeless=bool(is_rangeless), hint=hint
     )
@@ -200,34 +200,34 @@ def piece_nbytes(memory_limit: int | None) -> int:
 
 
 def body_of(
-    result: GetResult, nbytes: int, limit_s: float, most: int
+    result: GetResult, nbytes: int, limit_s: float, piece_nbytes: int
 ) -> NDArray[np.uint8]:
     """Body of an answer whose head states `nbytes`: uint8, on the host.
 
     Of a longer body only a few bytes more are read, because a server may send without
-    end. A larger one than `most` comes in pieces of that size.
+    end. A larger one than `piece_nbytes` comes in pieces of that size.
 
     Raises
     ------
     TimeoutError
         The body was not complete after `limit_s`. Nothing waits for it any longer.
     """
-    return result_in(_loop(), lambda: _collect(result, nbytes, limit_s, most))
+    return result_in(_loop(), lambda: _collect(result, nbytes, limit_s, piece_nbytes))
 
 
 async def _collect(
-    result: GetResult, nbytes: int, limit_s: float, most: int
+    result: GetResult, nbytes: int, limit_s: float, piece_nbytes: int
 ) -> NDArray[np.uint8]:
     async with asyncio.timeout(limit_s):
-        if nbytes > most:
-            return await _put_together(result, nbytes + 1, most)
+        if nbytes > piece_nbytes:
+            return await _join_pieces(result, nbytes + 1, piece_nbytes)
         # Every piece except the last has the requested size. This one is the last.
         async for piece in result.stream(min_chunk_size=nbytes + 1):
             return np.frombuffer(piece, np.uint8)
         return np.empty(0, np.uint8)
 
 
-async def _put_together(
+async def _join_pieces(
     result: GetResult, most_nbytes: int, piece_nbytes: int
 ) -> NDArray[np.uint8]:
     """A body of up to `most_nbytes`; obstore holds only one piece of it twice."""

@@ -22,8 +22,8 @@ from gpushard.forks import after_fork
 _UNSAFE = (AbstractArchiveFileSystem, CachingFileSystem)
 
 
-class _Turn:
-    """Lock of the thread that reads."""
+class _ForkSafeLock:
+    """A lock that is free in a forked process, whoever held it in its parent."""
 
     def __init__(self) -> None:
         self.renew()
@@ -34,14 +34,14 @@ class _Turn:
 
 
 # Several stores may have one file system, or equal ones (caches in the same folder).
-# They share a turn as long as any of them is there, not only the first.
-_turns: WeakValueDictionary[int, _Turn] = WeakValueDictionary()
-_looking = _Turn()
+# They share a lock as long as any of them is there, not only the first.
+_locks: WeakValueDictionary[int, _ForkSafeLock] = WeakValueDictionary()
+_locks_lock = _ForkSafeLock()
 
 
-def _turn_of(fs: Any) -> _Turn:
-    with _looking.lock:
-        return _turns.setdefault(hash(fs), _Turn())
+def _lock_of(fs: Any) -> _ForkSafeLock:
+    with _locks_lock.lock:
+        return _locks.setdefault(hash(fs), _ForkSafeLock())
 
 
 def one_at_a_time(fs: Any) -> OneAtATime | None:
@@ -68,7 +68,7 @@ def innermost(fs: Any) -> Any:
     return innermost(fs.fs) if isinstance(fs, DirFileSystem) else fs
 
 
-class _Inherited:
+class _OwnInEachProcess:
     """A file system, opened anew in forked processes if it is an archive.
 
     Who reads from the open file of an archive moves it for all that have inherited it.
@@ -105,11 +105,11 @@ class OneAtATime(AsyncFileSystemWrapper):
 
     def __init__(self, fs: Any, **_: Any) -> None:
         super().__init__(fs, asynchronous=True)
-        turn, inherited = _turn_of(innermost(fs)), _Inherited(fs)
+        reading, own = _lock_of(innermost(fs)), _OwnInEachProcess(fs)
 
         def cat_file(*where: Any, **options: Any) -> bytes:
-            with turn.lock:
-                return inherited.here().cat_file(*where, **options)
+            with reading.lock:
+                return own.here().cat_file(*where, **options)
 
         async def read(*where: Any, **options: Any) -> bytes:
             return await asyncio.to_thread(cat_file, *where, **options)

@@ -72,14 +72,14 @@ def open_url(
     forbidden_is_missing = bool(settings.pop("forbidden_is_missing", False))
     if parts.scheme.lower() in ("http", "https"):
         allows_http = parts.scheme.lower() == "http"
-        how = settings_of(settings, options, allows_http=allows_http)
-        make = partial(HttpStore, url, how)
+        web_settings = settings_of(settings, options, allows_http=allows_http)
+        make_store = partial(HttpStore, url, web_settings)
     else:
         from gpushard.stores.remote import RemoteStore
 
-        made = _object_store(url, parts.scheme, settings, options.patience_s)
-        make = partial(RemoteStore, made, url.rstrip("/"))
-    return make(options=options, forbidden_is_missing=forbidden_is_missing)
+        object_store = _object_store(url, parts.scheme, settings, options.patience_s)
+        make_store = partial(RemoteStore, object_store, url.rstrip("/"))
+    return make_store(options=options, forbidden_is_missing=forbidden_is_missing)
 
 
 def store_of(store: Any, options: Options = DEFAULT) -> RangedStore:
@@ -105,7 +105,7 @@ def obstore_of(store: HttpStore) -> Any:
             hint="run: pip install 'gpushard[remote]'",
         ) from error
     settings = store.settings
-    wanted: dict[str, Any] = {
+    client_options: dict[str, Any] = {
         "default_headers": dict(settings.headers),
         "allow_http": settings.allows_http,
         "allow_invalid_certificates": not settings.checks_certificates,
@@ -113,7 +113,9 @@ def obstore_of(store: HttpStore) -> Any:
         "proxy_url": settings.proxy_url,
         "proxy_excludes": settings.proxy_excludes or None,
     }
-    options: Any = {name: value for name, value in wanted.items() if value is not None}
+    options: Any = {
+        name: value for name, value in client_options.items() if value is not None
+    }
     return HTTPStore(store.url, client_options=options)
 
 

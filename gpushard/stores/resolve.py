@@ -172,9 +172,9 @@ def adapt(store: ZarrAbstractStore, options: Options) -> Store:
     from gpushard.stores.zarr_store import ZarrStore
 
     if type(store) is storage.FsspecStore:
-        from gpushard.stores.fsspec_store import safely
+        from gpushard.stores.fsspec_store import safe_store
 
-        store = safely(store)
+        store = safe_store(store)
     return ZarrStore(store)
 
 
@@ -203,10 +203,10 @@ def _scheme_of(text: str) -> str:
     scheme = found[1].lower() if found else ""
     if not scheme or "://" in text:
         return scheme
-    from gpushard.stores.fsspec_store import knows
+    from gpushard.stores.fsspec_store import fsspec_knows
 
     # Without //, it is a path like any other, unless fsspec has such a file system.
-    return scheme if scheme != "file" and knows(scheme) else ""
+    return scheme if scheme != "file" and fsspec_knows(scheme) else ""
 
 
 def _local_path(url: str) -> str:

@@ -116,7 +116,7 @@ class StoreRoot:
         if prefix:
             refuse_unsafe_key(prefix, self.url)
         refuse = partial(self._refuse_listing, prefix)
-        with self._worded(prefix):
+        with self._as_store_errors(prefix):
             return sorted(listed_names(self.prefix + prefix, refuse))
         return []
 
@@ -142,22 +142,22 @@ class StoreRoot:
                 yield keys
 
     def _entries(self, above: str) -> Iterator[tuple[str, bool]]:
-        """Names below a directory, whose key ends in a slash; whether each is one."""
+        """Names below `above`, which ends in a slash; whether each is a directory."""
         prefix = above.rstrip("/")
         refuse = partial(self._refuse_listing, prefix)
-        with self._worded(prefix):
+        with self._as_store_errors(prefix):
             for name, is_directory in entries_in(self.prefix + prefix, refuse):
                 if is_directory is None:
-                    raise self._dangling(above + name, above + name)
+                    raise self._dangling_link(above + name, above + name)
                 yield name, is_directory
 
     @contextmanager
-    def _worded(self, prefix: str) -> Generator[None]:
-        """Errors of a listing as ours; a directory that is not there has no names."""
+    def _as_store_errors(self, prefix: str) -> Generator[None]:
+        """Make the system's errors of a listing ours; no directory has no names."""
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
-            self._refuse_gone(prefix)
+            self._refuse_if_gone(prefix)
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -201,15 +201,15 @@ class StoreRoot:
         while not os.access(path[:end], os.F_OK, follow_symlinks=False):
             end = path.rfind("/", 0, end)
             if end < len(self.prefix):
-                self._refuse_gone(key)
+                self._refuse_if_gone(key)
                 return
         self.was_there = True
         if end < len(path) and os.access(path[:end], os.F_OK):
             return
         if os.path.islink(path[:end]) and not os.path.exists(path[:end]):
-            raise self._dangling(key, path[len(self.prefix) : end])
+            raise self._dangling_link(key, path[len(self.prefix) : end])
 
-    def _dangling(self, key: str, link: str) -> StoreError:
+    def _dangling_link(self, key: str, link: str) -> StoreError:
         return failure(
             self.url,
             key,
@@ -217,7 +217,7 @@ class StoreRoot:
             hint="mount or fetch what it leads to, or remove the link",
         )
 
-    def _refuse_gone(self, key: str) -> None:
+    def _refuse_if_gone(self, key: str) -> None:
         """Refuse to call an object missing because the whole directory is."""
         if os.path.isdir(self.path):
             self.was_there = True
@@ -246,16 +246,16 @@ class StoreRoot:
 
     def _refuse_listing(self, prefix: str, real_path: str) -> None:
         """Refuse a directory outside, or one above itself, whose listing never ends."""
-        is_led = prefix and real_path != self._real_prefix + prefix
-        if is_led and not self.allows_links_outside:
+        is_linked = prefix and real_path != self._real_prefix + prefix
+        if is_linked and not self.allows_links_outside:
             self._refuse_outside(prefix, real_path)
-        if is_led and is_below_itself(self.prefix, prefix, real_path):
+        if is_linked and is_below_itself(self.prefix, prefix, real_path):
             raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
 
     def _refuse_outside(self, key: str, real_path: str) -> None:
         if (real_path + "/").startswith(self._real_prefix):
             return
-        self._refuse_gone(key)  # it may have been moved since the file was opened
+        self._refuse_if_gone(key)  # it may have been moved since the file was opened
         raise failure(
             self.url,
             key,

@@ -136,7 +136,7 @@ class ObjectWriter:
         for _ in range(_MAX_ATTEMPTS):
             old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
             pieces = update(None if old is None else old.data)
-            if pieces is None or self._put_if(key, pieces, old):
+            if pieces is None or self._put_if_unchanged(key, pieces, old):
                 return
         raise StoreError(
             "other writers replaced the object each time before this one could",
@@ -147,7 +147,7 @@ class ObjectWriter:
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless it exists; return whether it did not exist."""
-        return self._put_if(key, pieces, None)
+        return self._put_if_unchanged(key, pieces, None)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects, many per request; ignore those that are gone already."""
@@ -177,7 +177,7 @@ class ObjectWriter:
         except request_errors() as error:
             raise failed_write(self._store.url, prefix, error) from error
 
-    def _put_if(self, key: str, pieces: Pieces, old: Fetched | None) -> bool:
+    def _put_if_unchanged(self, key: str, pieces: Pieces, old: Fetched | None) -> bool:
         """Put an object if it is still `old`; return whether it was."""
         import obstore
         from obstore.exceptions import (
@@ -188,20 +188,26 @@ class ObjectWriter:
         from obstore.store import AzureStore, GCSStore, S3Store
 
         if old is not None and not isinstance(old.version, str):
-            raise self._unconditional(key, "it tells no strong ETags")
-        where, mark = self._store.object_store, uuid4().hex
-        keeps_metadata = isinstance(where, AzureStore | GCSStore | S3Store)
-        named = {_MARK: mark} if keeps_metadata else None
+            raise self._no_conditional_put(key, "it tells no strong ETags")
+        object_store, mark = self._store.object_store, uuid4().hex
+        keeps_metadata = isinstance(object_store, AzureStore | GCSStore | S3Store)
+        attributes = {_MARK: mark} if keeps_metadata else None
         try:
-            mode = "create" if old is None else self._version(key, old.version)
+            mode = "create" if old is None else self._put_condition(key, old.version)
             if mode is None:
                 return False
-            body = whole_object(pieces)
-            obstore.put(where, key, body, attributes=named, tags=self._tags, mode=mode)
+            obstore.put(
+                object_store,
+                key,
+                whole_object(pieces),
+                attributes=attributes,
+                tags=self._tags,
+                mode=mode,
+            )
         except (AlreadyExistsError, PreconditionError):
             return self._is_marked(key, mark)
         except (NotSupportedError, NotImplementedError) as error:
-            raise self._unconditional(key, first_line_of(error)) from error
+            raise self._no_conditional_put(key, first_line_of(error)) from error
         except request_errors() as error:
             if not self._is_marked(key, mark):
                 raise failed_write(self._store.url, key, error) from error
@@ -217,7 +223,7 @@ class ObjectWriter:
             return False
         return answer.attributes.get(_MARK) == mark
 
-    def _version(self, key: str, e_tag: Hashable) -> Any:
+    def _put_condition(self, key: str, e_tag: Hashable) -> Any:
         """Condition for a put: the version to replace; None if that one is gone."""
         import obstore
         from obstore.store import GCSStore
@@ -250,16 +256,16 @@ class ObjectWriter:
             try:
                 stale = Fetched(np.zeros(0, np.uint8), None, '"0"')
                 overwrites = [
-                    self._put_if(probe, [np.ones(1, np.uint8)], old)
+                    self._put_if_unchanged(probe, [np.ones(1, np.uint8)], old)
                     for old in (None, stale)
                 ]
             finally:
                 self.put(probe, None)
             self._store.puts_conditionally = not any(overwrites)
         if not self._store.puts_conditionally:
-            raise self._unconditional(key, "it ignores the condition")
+            raise self._no_conditional_put(key, "it ignores the condition")
 
-    def _unconditional(self, key: str, why: str) -> UnsupportedError:
+    def _no_conditional_put(self, key: str, why: str) -> UnsupportedError:
         return UnsupportedError(
             f"the object store has no conditional put ({why}), so that a write to a"
             " part of a shard could undo another one",

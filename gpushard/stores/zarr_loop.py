@@ -34,7 +34,7 @@ def run_in_loop(
             hint="call it from another thread, with asyncio.to_thread",
         )
     try:
-        return result_in(its_loop, lambda: contained(work()))
+        return result_in(its_loop, lambda: without_exits(work()))
     except asyncio.CancelledError as error:  # by others, not by an interrupt
         raise StoreError(
             "a request to the zarr store was cancelled",
@@ -51,7 +51,7 @@ def _zarrs_loop() -> asyncio.AbstractEventLoop:
     return _get_loop()
 
 
-async def contained(coroutine: Coroutine[Any, Any, Result]) -> Result:
+async def without_exits(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Result of a coroutine that is a task of its own.
 
     An exit exception in a task would end the loop, and its caller would wait forever.

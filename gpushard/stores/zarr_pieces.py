@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.memory.pages import in_pages
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.zarr_loop import contained
+from gpushard.stores.zarr_loop import without_exits
 from gpushard.stores.zarr_ranges import Gets, Way, ZarrObjects, longest_answer
 
 if TYPE_CHECKING:
@@ -29,33 +29,33 @@ _AT_ONCE = 2
 _OF_READERS = ("time", "atime", "last_accessed_on")
 
 
-class Look(NamedTuple):
+class ObjectState(NamedTuple):
     """What a store tells of an object at some moment.
 
     Attributes
     ----------
     nbytes
         Size of the object.
-    told
+    properties
         All else that may change with the object: times, tags, versions.
     """
 
     nbytes: int
-    told: Mapping[str, Any]
+    properties: Mapping[str, Any]
 
 
-async def look_at(store: ZarrAbstractStore, key: str) -> Look | None:
+async def object_state(store: ZarrAbstractStore, key: str) -> ObjectState | None:
     """What a store tells of an object now; None if it tells no size of it."""
     from zarr.storage import FsspecStore
 
     try:
         if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
-            return Look(await store.getsize(key), {})
+            return ObjectState(await store.getsize(key), {})
         root = store.path.rstrip("/")
-        told = dict(await store.fs._info(f"{root}/{key}" if root else key))  # noqa: SLF001
+        info = dict(await store.fs._info(f"{root}/{key}" if root else key))  # noqa: SLF001
         for name in _OF_READERS:
-            told.pop(name, None)
-        return Look(int(told["size"]), told)
+            info.pop(name, None)
+        return ObjectState(int(info["size"]), info)
     except Exception:  # noqa: BLE001  the request for the bytes tells what is wrong
         return None
 
@@ -70,15 +70,15 @@ class PiecedGets:
     ----------
     objects
         The objects of the store.
-    telling
-        The store that tells what an object is: `objects.store` or the one in it.
+    inner_store
+        The store that tells the state of an object: `objects.store` or the one in it.
     """
 
     def __init__(
-        self, objects: ZarrObjects, telling: ZarrAbstractStore, gets: Gets, way: Way
+        self, objects: ZarrObjects, inner_store: ZarrAbstractStore, gets: Gets, way: Way
     ) -> None:
         self._objects = objects
-        self._telling = telling
+        self._inner_store = inner_store
         self._gets = gets
         self._way = way
 
@@ -95,12 +95,15 @@ class PiecedGets:
             return await self._way.answer(requests, n_at_once)
         (request,) = requests
         return [
-            await self._joined(request, piece_nbytes) or await self._gets.get(request)
+            await self._answer_of_pieces(request, piece_nbytes)
+            or await self._gets.get(request)
         ]
 
-    async def _joined(self, request: ByteRequest, piece_nbytes: int) -> Fetched | None:
+    async def _answer_of_pieces(
+        self, request: ByteRequest, piece_nbytes: int
+    ) -> Fetched | None:
         """Answer put together of pieces; None if it must come in one piece."""
-        before = await look_at(self._telling, request.key)
+        before = await object_state(self._inner_store, request.key)
         if before is None:
             return None
         start, stop = request.within(before.nbytes)
@@ -109,9 +112,9 @@ class PiecedGets:
             return None
         data = _memory_for(request, nbytes)
         n_behind = self._n_behind(request, nbytes)
-        wanted = _Wanted(self._objects, request.key, start, data, n_behind)
-        is_sound = await wanted.fetch_all(piece_nbytes)
-        if not is_sound or await look_at(self._telling, request.key) != before:
+        fetch = _PiecedFetch(self._objects, request.key, start, data, n_behind)
+        is_sound = await fetch.fetch_all(piece_nbytes)
+        if not is_sound or await object_state(self._inner_store, request.key) != before:
             return None
         return Fetched(data, before.nbytes if request.stop is None else None, None)
 
@@ -132,7 +135,7 @@ def _memory_for(request: ByteRequest, nbytes: int) -> NDArray[np.uint8]:
     return in_pages(nbytes) if into is None or len(into) < nbytes else into[:nbytes]
 
 
-class _Wanted(NamedTuple):
+class _PiecedFetch(NamedTuple):
     """Bytes of an object from `start` on, to be fetched into `data`.
 
     With the last of them, `n_behind` bytes behind them are asked for, too.
@@ -147,15 +150,16 @@ class _Wanted(NamedTuple):
     async def fetch_all(self, piece_nbytes: int) -> bool:
         """Fetch all pieces, a few at once; return whether all were sound."""
         left = deque(range(0, len(self.data), piece_nbytes))
-        lanes = [contained(self._fetch(left, piece_nbytes)) for _ in range(_AT_ONCE)]
+        work = [self._fetch_pieces(left, piece_nbytes) for _ in range(_AT_ONCE)]
         # As for several requests: all have ended when the first error is raised.
-        ended = await asyncio.gather(*lanes, return_exceptions=True)
-        for one in ended:
-            if isinstance(one, BaseException):
-                raise one
-        return all(ended)
+        lanes = map(without_exits, work)
+        outcomes = await asyncio.gather(*lanes, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return all(outcomes)
 
-    async def _fetch(self, left: deque[int], piece_nbytes: int) -> bool:
+    async def _fetch_pieces(self, left: deque[int], piece_nbytes: int) -> bool:
         """Fetch the pieces that begin at `left`; return whether all were sound.
 
         After one that is not, or an error, none is left for others.
@@ -163,7 +167,7 @@ class _Wanted(NamedTuple):
         while left:
             is_sound = False
             try:
-                is_sound = await self._put(left.popleft(), piece_nbytes)
+                is_sound = await self._fetch_piece(left.popleft(), piece_nbytes)
             finally:
                 if not is_sound:
                     left.clear()
@@ -171,7 +175,7 @@ class _Wanted(NamedTuple):
                 return False
         return True
 
-    async def _put(self, first: int, piece_nbytes: int) -> bool:
+    async def _fetch_piece(self, first: int, piece_nbytes: int) -> bool:
         """Fetch the piece at `first`; returns whether it is as long as expected."""
         from zarr.abc.store import RangeByteRequest
 

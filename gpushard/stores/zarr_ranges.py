@@ -91,7 +91,7 @@ class ZarrObjects:
         self, requests: Sequence[ByteRequest], n_at_once: int, costs: FetchCosts
     ) -> dict[int, NDArray[np.uint8] | None]:
         """Bytes that the store returns for ranges of one object, by position."""
-        given = self.store.get_ranges(
+        answers = self.store.get_ranges(
             requests[0].key,
             [byte_range_of(request) for request in requests],
             prototype=self._prototype,
@@ -100,7 +100,7 @@ class ZarrObjects:
             max_coalesced_bytes=costs.max_request_nbytes,
         )
         # Read to the end: a generator that is left early keeps its requests running.
-        groups = [group async for group in given]
+        groups = [group async for group in answers]
         return {
             i: None if buffer is None else _bytes_of(buffer)
             for group in groups
@@ -183,7 +183,8 @@ class Gets:
     def __init__(self, objects: ZarrObjects, *, asks_sizes: bool) -> None:
         self._objects = objects
         self.asks_sizes = asks_sizes
-        self._answered: set[type] = set()  # kinds of ranges beyond an object's end
+        # Kinds of ranges that were answered beyond the end of an object.
+        self._answered_beyond: set[type] = set()
 
     def joins(self, request: ByteRequest) -> bool:  # noqa: ARG002  the protocol's
         """Return False: a `get` answers one request."""
@@ -198,13 +199,13 @@ class Gets:
 
     async def get(self, request: ByteRequest) -> Fetched | None:
         """Answer to one request; raises as `answer`."""
-        asked = byte_range_of(request)
-        if self.asks_sizes and request.stop is None and asked is not None:
+        byte_range = byte_range_of(request)
+        if self.asks_sizes and request.stop is None and byte_range is not None:
             object_nbytes = await self._objects.size_if_known(request.key)
             # Some stores give the size 0 to objects that do not exist.
-            asked = byte_range_within(request, object_nbytes) or asked
+            byte_range = byte_range_within(request, object_nbytes) or byte_range
         try:
-            data = await self._get(request, asked)
+            data = await self._get(request, byte_range)
         except (KeyError, FileNotFoundError):
             return None
         except Exception as error:  # noqa: BLE001  told, if the size does not help
@@ -213,13 +214,13 @@ class Gets:
             return None
         self._objects.checked(request, data)
         if not self.asks_sizes and _is_beyond(request, len(data)):
-            self._answered.add(type(asked))
+            self._answered_beyond.add(type(byte_range))
         return _fetched(request, data)
 
     async def _get(
-        self, request: ByteRequest, asked: ZarrByteRequest | None
+        self, request: ByteRequest, byte_range: ZarrByteRequest | None
     ) -> NDArray[np.uint8] | None:
-        data = await self._objects.get(request.key, asked)
+        data = await self._objects.get(request.key, byte_range)
         if data is None or len(data) >= -request.start:
             return data
         # Up to 3.1, zarr's stores in memory return too little if more last bytes are
@@ -238,17 +239,17 @@ class Gets:
         object_nbytes = await self._objects.size_if_known(key)
         if object_nbytes is not None and not range(*request.within(object_nbytes)):
             return Fetched(np.empty(0, np.uint8), object_nbytes, None)
-        asked = byte_range_within(request, object_nbytes)
-        if asked in (None, byte_range_of(request)):
+        byte_range = byte_range_within(request, object_nbytes)
+        if byte_range in (None, byte_range_of(request)):
             raise self._objects.failure(key, error) from error
         try:
-            data = await self._objects.get(key, asked)
+            data = await self._objects.get(key, byte_range)
         except Exception:  # noqa: BLE001  the first failure is the telling one
             data = None
         if data is None:
             raise self._objects.failure(key, error) from error
         # What it answered before, it only failed to answer for a moment.
-        self.asks_sizes |= type(byte_range_of(request)) not in self._answered
+        self.asks_sizes |= type(byte_range_of(request)) not in self._answered_beyond
         return Fetched(self._objects.checked(request, data), object_nbytes, None)
 
 
@@ -294,12 +295,12 @@ class JoinedGets:
         try:
             found = await self._objects.get_ranges(requests, n_at_once, self._costs)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  told there
-            return await self._refused(requests, n_at_once, error)
+            return await self._answer_singly(requests, n_at_once, error)
         return [
             self._answer_of(i, request, found) for i, request in enumerate(requests)
         ]
 
-    async def _refused(
+    async def _answer_singly(
         self,
         requests: Sequence[ByteRequest],
         n_at_once: int,
@@ -362,9 +363,9 @@ def _first_failure(error: BaseException) -> BaseException | None:
     """First real failure in a call for ranges; None if the object does not exist."""
     failures = [*_leaves(error)]
     # If one range fails, the ranges in flight are cancelled.
-    telling = [e for e in failures if not isinstance(e, asyncio.CancelledError)]
-    others = [e for e in telling if not isinstance(e, (KeyError, FileNotFoundError))]
-    if telling and not others:
+    causes = [e for e in failures if not isinstance(e, asyncio.CancelledError)]
+    others = [e for e in causes if not isinstance(e, (KeyError, FileNotFoundError))]
+    if causes and not others:
         return None
     return (others or failures)[0]
 

@@ -22,7 +22,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
-from gpushard.stores.zarr_loop import contained, run_in_loop, run_without_loop
+from gpushard.stores.zarr_loop import run_in_loop, run_without_loop, without_exits
 from gpushard.stores.zarr_pieces import PiecedGets
 from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
@@ -85,7 +85,7 @@ class ZarrStore:
         self._loop = loop
         self._objects = _objects_of(store, prototype or default_buffer_prototype())
         self.costs = costs or _costs_of(store)
-        self._is_near = loop is None and _waits_for_nothing(store)
+        self._is_near = loop is None and _never_waits(store)
         self._way = _way_to(self._objects, self.costs)
         self._zip_path = _zip_path(store)
         if self._zip_path is not None:
@@ -219,7 +219,7 @@ class ZarrStore:
         async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
             async with slots:
                 some = [requests[i] for i in positions]
-                return await contained(self._way.answer(some, n_at_once))
+                return await without_exits(self._way.answer(some, n_at_once))
 
         # gather returns errors instead of raising, so that all requests end first.
         answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
@@ -251,7 +251,7 @@ def _objects_of(store: ZarrAbstractStore, prototype: BufferPrototype) -> ZarrObj
     return ZipObjects(store, prototype)
 
 
-def _waits_for_nothing(store: ZarrAbstractStore) -> bool:
+def _never_waits(store: ZarrAbstractStore) -> bool:
     """Whether a store's coroutines end at once, so that they need no event loop."""
     from zarr.storage import MemoryStore, ZipStore
 
@@ -280,11 +280,13 @@ def _way_to(objects: ZarrObjects, costs: FetchCosts) -> Way:
     store = objects.store
     kind = GetsAndCuts if costs.reads_on else Gets
     gets = kind(objects, asks_sizes=refuses_beyond(store))
-    way = JoinedGets(objects, gets, costs) if _gives_ranges(store) else gets
-    telling = _innermost(store)
+    way = JoinedGets(objects, gets, costs) if _has_own_ranges(store) else gets
+    inner_store = _innermost(store)
     # Pieces of a store that reads on may have bytes of what follows the object.
-    divides = costs.answers_in_threads and not costs.reads_on and _tells_sizes(telling)
-    return PiecedGets(objects, telling, gets, way) if divides else way
+    divides = (
+        costs.answers_in_threads and not costs.reads_on and _tells_sizes(inner_store)
+    )
+    return PiecedGets(objects, inner_store, gets, way) if divides else way
 
 
 def refuses_beyond(store: ZarrAbstractStore) -> bool:
@@ -292,7 +294,7 @@ def refuses_beyond(store: ZarrAbstractStore) -> bool:
 
     Icechunk's does, and prints the backtrace of a panic if the object is a document.
     """
-    return _is_of("icechunk", store)
+    return _comes_from("icechunk", store)
 
 
 def takes_any_key(store: ZarrAbstractStore) -> bool:
@@ -301,7 +303,7 @@ def takes_any_key(store: ZarrAbstractStore) -> bool:
     Icechunk's does not: it keeps arrays, not objects, and shows nothing of a session
     to anybody else before it is committed.
     """
-    return not _is_of("icechunk", store)
+    return not _comes_from("icechunk", store)
 
 
 def _reads_on(store: ZarrAbstractStore) -> bool:
@@ -309,19 +311,19 @@ def _reads_on(store: ZarrAbstractStore) -> bool:
 
     virtualizarr's `ManifestStore` does, with those that follow in the file.
     """
-    return _is_of("virtualizarr", store)
+    return _comes_from("virtualizarr", store)
 
 
-def _is_of(package: str, store: ZarrAbstractStore) -> bool:
+def _comes_from(package: str, store: ZarrAbstractStore) -> bool:
     """Whether a store, or the one in a wrapper, is of a package."""
     from zarr.storage import WrapperStore
 
     if type(store).__module__.partition(".")[0] == package:
         return True
-    return isinstance(store, WrapperStore) and _is_of(package, store._store)  # noqa: SLF001
+    return isinstance(store, WrapperStore) and _comes_from(package, store._store)  # noqa: SLF001
 
 
-def _gives_ranges(store: ZarrAbstractStore) -> bool:
+def _has_own_ranges(store: ZarrAbstractStore) -> bool:
     """Whether a store has a `get_ranges` of its own that matches its `get`.
 
     zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one

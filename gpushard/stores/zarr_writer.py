@@ -18,7 +18,7 @@ from gpushard.stores.zarr_store import ZarrStore
 _N_LOCKS = 256
 
 
-class _Turns:
+class _KeyLocks:
     """Locks of the objects that this process writes to zarr stores.
 
     Zarr stores have no locks, and one array may be open several times. So objects of
@@ -37,7 +37,7 @@ class _Turns:
         return self._locks[hash(key) % _N_LOCKS]
 
 
-_turns = _Turns()
+_key_locks = _KeyLocks()
 
 
 class ZarrWriter:
@@ -55,10 +55,10 @@ class ZarrWriter:
 
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object, whatever its content; None deletes it."""
-        with _turns.of(key):
-            self.put_at_once(key, pieces)
+        with _key_locks.of(key):
+            self.put_without_lock(key, pieces)
 
-    def put_at_once(self, key: str, pieces: Pieces | None) -> None:
+    def put_without_lock(self, key: str, pieces: Pieces | None) -> None:
         """Do as `put` without taking a turn, which another thread may wait in for this.
 
         It may: its zarr store may be made of the store that is written to here.
@@ -80,13 +80,13 @@ class ZarrWriter:
                 store_url=self._store.url,
                 hint="write whole shards, or pass a path or an object store's URL",
             )
-        with _turns.of(key):
+        with _key_locks.of(key):
             old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
             self._put(key, update(None if old is None else old.data))
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless it exists; return whether it did not exist."""
-        with _turns.of(key):
+        with _key_locks.of(key):
             if self._store.get(key) is not None:
                 return False
             self._put(key, pieces)

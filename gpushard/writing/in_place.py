@@ -139,7 +139,9 @@ def _note(file: LockedFile, patch: Patch) -> None:
     old_nbytes = -1 if patch.old_nbytes is None else patch.old_nbytes
     head = _HEAD.pack(_MAGIC, old_nbytes, len(spans)) + table.tobytes()
     with file.opened() as old:
-        unread = [] if old is None else [old.unread(slice(*span)) for span in spans]
+        unread = (
+            [] if old is None else [old.unread_slice(slice(*span)) for span in spans]
+        )
         file.note([np.frombuffer(head, np.uint8), *unread])
 
 
@@ -160,7 +162,7 @@ class _Note(NamedTuple):
         start = self.first + np.cumsum(self.n_bytes) - self.n_bytes
         columns = (start, start + self.n_bytes, self.offset)
         for first, last, at in zip(*(c[ranges].tolist() for c in columns), strict=True):
-            self.data.unread(slice(first, last)).copy_to(fd, at)
+            self.data.unread_slice(slice(first, last)).copy_to(fd, at)
 
 
 def _parsed_note(

@@ -109,7 +109,7 @@ class Assembly:
         for number, *span in zip(*(column.tolist() for column in runs), strict=True):
             data = self._sources[number]
             at = slice(*span)
-            yield data.unread(at) if isinstance(data, FileBytes) else data[at]
+            yield data.unread_slice(at) if isinstance(data, FileBytes) else data[at]
 
 
 def _entries(entries: list[int]) -> Ints:

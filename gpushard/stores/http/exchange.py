@@ -86,7 +86,7 @@ class Exchange:
         try:
             is_sound = self.wire.end() and is_sound
             is_whole = is_sound and (self.body.is_over or self._skip_rest())
-            if is_whole and self.head.stays and self.wire.is_drained:
+            if is_whole and self.head.keeps_connection and self.wire.is_drained:
                 self._pool.put(self._origin, self.wire)
                 is_kept = True
         finally:  # also if an interrupt comes in between
@@ -94,8 +94,8 @@ class Exchange:
                 self.wire.close()
 
     def _skip_rest(self) -> bool:
-        """Whether a small rest of the body came at once."""
-        if not self.head.stays:
+        """Read a rest of the body if it is small and comes at once; whether it did."""
+        if not self.head.keeps_connection:
             return False
         self.wire.deadline = Deadline(time.monotonic() + _REST_S, _REST_S)
         into = memoryview(bytearray(_MOST_REST_NBYTES))
@@ -133,7 +133,7 @@ def exchange(
     request = _request(pool, method, resource, headers)
     while (wire := pool.take(origin)) is not None:
         try:
-            head = _ask(wire, method, request, deadline)
+            head = _send_on(wire, method, request, deadline)
             return Exchange(pool, origin, wire, head, started)
         except TimeoutError:
             # A translator of addresses, or another network, may have cut off all of
@@ -145,11 +145,11 @@ def exchange(
                 raise
             # The server closed the idle connection just now, so another one is used.
     wire = pool.open(origin)
-    head = _ask(wire, method, request, deadline)
+    head = _send_on(wire, method, request, deadline)
     return Exchange(pool, origin, wire, head, started)
 
 
-def _ask(wire: Wire, method: str, request: bytes, deadline: Deadline) -> Head:
+def _send_on(wire: Wire, method: str, request: bytes, deadline: Deadline) -> Head:
     try:
         wire.begin(deadline)
         wire.send(request)

@@ -30,23 +30,23 @@ class ConnectionPool:
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        # Process and server -> connections, and since when they are idle.
         self._proxies: dict[Origin, Proxy | None] = {}
+        # Process and server -> connections, and since when they are idle.
         self._idle: dict[tuple[int, Origin], _Idle] = {}
 
     def take(self, origin: Origin) -> Wire | None:
         """The connection that was used last; None if none is usable."""
         idle = self._idle.get((os.getpid(), origin))
         if idle is None:
-            self._let_go_of_others()
+            self._close_inherited()
             return None
         while idle:
             try:
-                wire, since = idle.pop()
+                wire, idle_since = idle.pop()
             except IndexError:  # another thread was faster
                 break
-            is_young = time.monotonic() - since < self._settings.idle_s
-            if is_young and not _has_news(wire.socket):
+            is_usable = time.monotonic() - idle_since < self._settings.idle_s
+            if is_usable and not _has_news(wire.socket):
                 return wire
             wire.close()
         return None
@@ -105,7 +105,7 @@ class ConnectionPool:
         """Close what nobody can use any more."""
         self.close()
 
-    def _let_go_of_others(self) -> None:
+    def _close_inherited(self) -> None:
         """Close what a fork has inherited, or a server would see it open for ever.
 
         That sends nothing: the parent process has the connection still.

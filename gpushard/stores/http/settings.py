@@ -16,7 +16,7 @@ from gpushard.stores.patience import Repeats, WaitLimits
 # the object.
 _IDENTITY = {"Accept-Encoding": "identity"}
 # Set by each request, or by the connection.
-_OWN = frozenset(
+_OWN_HEADERS = frozenset(
     (
         "accept-encoding",
         "connection",
@@ -28,8 +28,8 @@ _OWN = frozenset(
     )
 )
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NO_TEXT = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
-_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+_NOT_IN_TEXT = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 _UNITS = {
     **dict.fromkeys(("nsec", "ns"), 1e-9),
     **dict.fromkeys(("usec", "us"), 1e-6),
@@ -115,11 +115,11 @@ def settings_of(
         A setting asks for what this client does not have.
     """
     given = dict(storage_options)
-    client = _Given("client_options", given.pop("client_options", None) or {})
-    retry = _Given("retry_config", given.pop("retry_config", None) or {})
+    client = _NamedSettings("client_options", given.pop("client_options", None) or {})
+    retry = _NamedSettings("retry_config", given.pop("retry_config", None) or {})
     headers = {
         **client.mapping("default_headers"),
-        **_Given("storage_options", given).mapping("headers"),
+        **_NamedSettings("storage_options", given).mapping("headers"),
     }
     given.pop("headers", None)
     agent = client.text("user_agent")
@@ -153,13 +153,13 @@ def settings_of(
     return settings
 
 
-def _repeats(retry: _Given, patience_s: float) -> Repeats:
+def _repeats(retry: _NamedSettings, patience_s: float) -> Repeats:
     """When requests are repeated.
 
     A server that accepts connections but never answers costs two attempts, which take
     two thirds of the patience.
     """
-    backoff = _Given("backoff", retry.take("backoff") or {})
+    backoff = _NamedSettings("backoff", retry.take("backoff") or {})
     usual = Repeats(0.1, n_most=4, lost_limit_s=patience_s * 8 / 15)
     repeats = Repeats(
         first_pause_s=backoff.seconds("init_backoff", usual.first_pause_s),
@@ -172,7 +172,7 @@ def _repeats(retry: _Given, patience_s: float) -> Repeats:
     return repeats
 
 
-def _certificates(client: _Given) -> str | None:
+def _certificates(client: _NamedSettings) -> str | None:
     """Certificates in PEM, which are read once to see that they are some."""
     pem = client.text("root_certificate")
     if pem is not None:
@@ -186,7 +186,7 @@ def _certificates(client: _Given) -> str | None:
     return pem
 
 
-class _Given:
+class _NamedSettings:
     """Settings that were given under one name, and those not taken yet."""
 
     def __init__(self, name: str, given: Any) -> None:
@@ -237,7 +237,11 @@ class _Given:
         value = self.take(name)
         if value is None:
             return default
-        found = value.total_seconds() if isinstance(value, timedelta) else _span(value)
+        found = (
+            value.total_seconds()
+            if isinstance(value, timedelta)
+            else _parsed_seconds(value)
+        )
         if found is None or found < 0:
             raise self.impossible(name, value, 'a timedelta, or text such as "30s"')
         return min(found, _MOST_S)
@@ -251,11 +255,11 @@ class _Given:
         )
 
 
-def _span(value: Any) -> float | None:
+def _parsed_seconds(value: Any) -> float | None:
     """Seconds of a text like "1m 30s"; None if it is no such text."""
     text = str(value).strip()
-    parts = [(float(number), unit) for number, unit in _SPAN.findall(text)]
-    if _SPAN.sub("", text) or not parts or any(u not in _UNITS for _, u in parts):
+    parts = [(float(number), unit) for number, unit in _DURATION.findall(text)]
+    if _DURATION.sub("", text) or not parts or any(u not in _UNITS for _, u in parts):
         return None
     return sum(number * _UNITS[unit] for number, unit in parts)
 
@@ -268,13 +272,13 @@ def _headers(
     for name, value in {"User-Agent": agent or "gpushard", **named}.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
         is_named = isinstance(name, str) and _HEADER_NAME.fullmatch(name)
-        if not is_named or _NO_TEXT.search(text):
+        if not is_named or _NOT_IN_TEXT.search(text):
             raise StoreError(
                 f"the header {name!r} cannot be sent",
                 expected="a name of RFC 9110, and a value without line ends",
                 hint="correct it in storage_options",
             )
-        if name.lower() in _OWN:
+        if name.lower() in _OWN_HEADERS:
             continue
         for same in [one for one in headers if one.lower() == name.lower()]:
             del headers[same]

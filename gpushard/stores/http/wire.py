@@ -31,7 +31,7 @@ _LINE_END = re.compile(rb"\r?\n")
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NO_TEXT = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
+_NOT_IN_TEXT = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
 _SWITCHED, _FIRST_FINAL = 101, 200
@@ -168,7 +168,7 @@ class Wire:
         self.socket.settimeout(self.deadline.next_s())
         self.socket.sendall(data)
 
-    def until(self, end: re.Pattern[bytes], most_nbytes: int) -> bytes:
+    def read_until(self, end: re.Pattern[bytes], most_nbytes: int) -> bytes:
         """Bytes up to the next match of `end`, which is no longer than four bytes.
 
         Raises
@@ -218,15 +218,15 @@ class Head:
         connection.
     is_chunked
         Whether it is in chunks.
-    stays
-        Whether the server accepts another request behind it.
+    keeps_connection
+        Whether the server accepts another request after this one.
     """
 
     status: int
     headers: dict[str, str]
     body_nbytes: int | None
     is_chunked: bool
-    stays: bool
+    keeps_connection: bool
 
 
 def read_head(wire: Wire, *, has_body: bool = True) -> Head:
@@ -246,7 +246,7 @@ def read_head(wire: Wire, *, has_body: bool = True) -> Head:
     """
     left = MOST_HEAD_NBYTES
     while True:
-        data = wire.until(_HEAD_END, left)
+        data = wire.read_until(_HEAD_END, left)
         left -= len(data)
         lines = [line.removesuffix("\r") for line in data.decode("latin-1").split("\n")]
         found = _STATUS_LINE.fullmatch(lines[0])
@@ -258,14 +258,16 @@ def read_head(wire: Wire, *, has_body: bool = True) -> Head:
     is_chunked, nbytes = _framing(headers)
     if not has_body or status in _BODILESS:
         is_chunked, nbytes = False, 0
-    return Head(status, headers, nbytes, is_chunked, _stays(found[1], headers))
+    return Head(
+        status, headers, nbytes, is_chunked, _keeps_connection(found[1], headers)
+    )
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or _NAME.fullmatch(name) is None or _NO_TEXT.search(value):
+        if not colon or _NAME.fullmatch(name) is None or _NOT_IN_TEXT.search(value):
             raise BrokenAnswerError("the server sends a malformed header")
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -274,22 +276,22 @@ def _headers(lines: list[str]) -> dict[str, str]:
 
 def _framing(headers: dict[str, str]) -> tuple[bool, int | None]:
     """Whether a body is in chunks, and else its size (RFC 9112, 6.3)."""
-    told = headers.get("content-length")
-    if told is not None and _DIGITS.fullmatch(told) is None:
+    length = headers.get("content-length")
+    if length is not None and _DIGITS.fullmatch(length) is None:
         raise BrokenAnswerError("the server sends a malformed Content-Length")
     coding = headers.get("transfer-encoding")
     if coding is None:
-        return False, None if told is None else int(told)
+        return False, None if length is None else int(length)
     if coding.lower() != "chunked":
         raise BrokenAnswerError("the server sends an unknown transfer encoding")
     return True, None
 
 
-def _stays(minor: str, headers: dict[str, str]) -> bool:
-    told = headers.get("connection", "").lower()
+def _keeps_connection(minor: str, headers: dict[str, str]) -> bool:
+    connection = headers.get("connection", "").lower()
     if "content-length" in headers and "transfer-encoding" in headers:
         return False  # RFC 9112, 6.3: two ends of one body, so the next may be neither
-    return "keep-alive" in told if minor == "0" else "close" not in told
+    return "keep-alive" in connection if minor == "0" else "close" not in connection
 
 
 class SizedBody:
@@ -318,7 +320,7 @@ class SizedBody:
         """
         if self.is_over:
             return 0
-        n = _some_into(self._wire, into[: self._left])
+        n = _read_some_into(self._wire, into[: self._left])
         self._left -= n
         self.is_over = not self._left
         return n
@@ -339,21 +341,23 @@ class ChunkedBody:
             self._next_chunk()
         if self.is_over:
             return 0
-        n = _some_into(self._wire, into[: self._left])
+        n = _read_some_into(self._wire, into[: self._left])
         self._left -= n
         return n
 
     def _next_chunk(self) -> None:
-        if not self._is_first and self._wire.until(_LINE_END, 2):
+        if not self._is_first and self._wire.read_until(_LINE_END, 2):
             raise BrokenAnswerError("the server sends a malformed chunk")
         self._is_first = False
-        found = _CHUNK_SIZE.fullmatch(self._wire.until(_LINE_END, _MOST_LINE_NBYTES))
+        found = _CHUNK_SIZE.fullmatch(
+            self._wire.read_until(_LINE_END, _MOST_LINE_NBYTES)
+        )
         if found is None:
             raise BrokenAnswerError("the server sends a malformed chunk")
         self._left = int(found[1], 16)
         if not self._left:
             left = MOST_HEAD_NBYTES
-            while line := self._wire.until(_LINE_END, left):
+            while line := self._wire.read_until(_LINE_END, left):
                 left -= len(line)
             self.is_over = True
 
@@ -384,7 +388,7 @@ def body_behind(head: Head, wire: Wire) -> Body:
     return SizedBody(wire, head.body_nbytes)
 
 
-def _some_into(wire: Wire, into: memoryview) -> int:
+def _read_some_into(wire: Wire, into: memoryview) -> int:
     n = wire.read_into(into)
     if not n:
         raise BrokenAnswerError("the connection ended within a body")
