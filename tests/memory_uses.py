@@ -26,7 +26,7 @@ from gpushard import Options
 from gpushard.cli import app
 from gpushard.cli.description import describe
 from gpushard.cli.mapping import open_map
-from gpushard.cli.reading import _pieces
+from gpushard.cli.reading import _shape_and_pieces
 from gpushard.errors import GpushardError
 from gpushard.formats.origins import new_attributes
 from gpushard.inspection.verify import verify_array
@@ -160,7 +160,9 @@ def command(name: str, array: Path, options: Options, flags: str = "") -> Any:
 
 def piece_nbytes(array: Path) -> int:
     """Bytes that `gpushard read` holds of what it only sums up."""
-    _, pieces = _pieces((...,), gpushard.open_array(array, device="cpu").source.layout)
+    _, pieces = _shape_and_pieces(
+        (...,), gpushard.open_array(array, device="cpu").source.layout
+    )
     return max(piece.shape[0] for piece in pieces)
 
 

@@ -149,7 +149,9 @@ def test_results_are_the_same_by_their_elements(one, other, same):
 def test_zarrs_reads_through_its_own_pipeline(path):
     pytest.importorskip("zarrs", reason="zarrs is not installed")
     names = {}
-    for contender in contenders.contenders(gpushard.open_array(path, device="cpu")):
+    for contender in contenders.open_contenders(
+        gpushard.open_array(path, device="cpu")
+    ):
         found = inspect.getclosurevars(contender.read).nonlocals.get("array")
         behind = getattr(found, "_async_array", None)  # of zarr's arrays only
         pipeline = getattr(behind, "codec_pipeline", None)
@@ -192,11 +194,11 @@ def test_a_large_array_is_read_as_far_as_it_is_allowed(path):
     a = gpushard.open_array(path)
     full, line = timing.workloads(a.shape, 4, most_nbytes=8 * 8 * 4 * 10)
     assert full.keys(1) == [(slice(0, 10),)]
-    assert full.about == "the first 10 rows"
+    assert full.description == "the first 10 rows"
     assert line.keys(1)[0][0] == slice(0, 300)
     *_, line = timing.workloads(a.shape, 4, most_nbytes=80)
     assert line.keys(1)[0][0] == slice(0, 20)
-    assert line.about == "the first 20 of the first axis at one place"
+    assert line.description == "the first 20 of the first axis at one place"
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 0)])
@@ -217,7 +219,7 @@ def test_random_rows_are_read_where_all_of_them_are_allowed(n_rows, n_workloads)
 def test_libraries_that_are_not_installed_take_no_part(path, monkeypatch):
     for name in ("zarrs", "tensorstore"):
         monkeypatch.setitem(sys.modules, name, None)
-    team = contenders.contenders(gpushard.open_array(path, device="cpu"))
+    team = contenders.open_contenders(gpushard.open_array(path, device="cpu"))
     assert [one.name for one in team] == ["gpushard", "zarr-python"]
 
 

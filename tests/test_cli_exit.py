@@ -235,7 +235,7 @@ def test_an_unexpected_error_is_no_damage(name, sample, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, f"gpushard.cli.{module}", None)
     monkeypatch.setattr("gpushard.cli.timing.measure", fail)
     monkeypatch.setattr("gpushard.convert", fail, raising=False)
-    monkeypatch.setattr(sys.modules["gpushard.cli.sample"], "_copy", fail)
+    monkeypatch.setattr(sys.modules["gpushard.cli.sample"], "_copy_directory", fail)
     error = error_of(2, *words(name, sample / "u", tmp_path))
     assert error["type"] in ("ZeroDivisionError", "ModuleNotFoundError")
     assert "this is a defect of gpushard" in error["message"]

@@ -16,7 +16,7 @@ from cli_runs import run, run_json, sentence, write_shards
 from cuda_host.device import EmulatedDevice
 from damaged_arrays import emulated
 from gpushard.cli import device_comparison, verification
-from gpushard.cli.verify_report import story
+from gpushard.cli.verify_report import finding_text
 from gpushard.converting.mark import NAME, ConversionMark
 from gpushard.devices.find import FoundDevice
 from gpushard.inspection.findings import Finding
@@ -92,10 +92,10 @@ def test_findings_that_are_left_out_are_counted(shards, tmp_path, monkeypatch):
 
 
 def test_a_finding_is_told_with_what_is_known_of_it():
-    assert story(Finding("index", "c/0", None, 1, "lost")) == "lost"
+    assert finding_text(Finding("index", "c/0", None, 1, "lost")) == "lost"
     known = {"codec": "zstd", "expected": "1", "got": "2", "hint": "do"}
     found = Finding("decode", "c/0", (0,), 1, "lost", **known)
-    assert story(found) == "lost (codec zstd, expected 1, got 2); do"
+    assert finding_text(found) == "lost (codec zstd, expected 1, got 2); do"
 
 
 def test_progress_goes_to_stderr_and_data_to_stdout(damaged):

@@ -147,7 +147,7 @@ def test_the_report_of_a_verification_can_be_searched(tmp_path, dark):
     field.value = 'BELOW';
     field.dispatchEvent(new InputEvent('input'));
     out.after = visible();
-    out.told = document.querySelector('#told').textContent;
+    out.told = document.querySelector('#shown').textContent;
     out.status = document.querySelector('#status').textContent;
     out.text = rows.map(row => row.textContent).join();
     """

@@ -15,7 +15,7 @@ from benchmarks.configs import MIB
 from benchmarks.gpu.arrays import Layout, store, values_of
 from benchmarks.gpu.gpu import rate
 from benchmarks.gpu.streams import ENCODERS, Batch
-from gpushard.cli.measuring import USUAL, Amounts, measure_rates
+from gpushard.cli.measuring import USUAL_AMOUNTS, Amounts, measure_rates
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.machine import usable_cpu_count
 
@@ -94,7 +94,9 @@ def _read(files: list, run: Run, n_threads: int) -> float:
 def placement(run: Run) -> None:
     """What placement goes by, as `gpushard doctor --measure` would find it."""
     tiny = Amounts(256, 1024, 8, 512, 1)
-    found = measure_rates(run.machine.device, tiny if run.is_emulated else USUAL)
+    found = measure_rates(
+        run.machine.device, tiny if run.is_emulated else USUAL_AMOUNTS
+    )
     for coding, rates in found.items():
         run.put(f"ceilings/placement/{coding}", **asdict(rates))
 

@@ -34,8 +34,8 @@ for command in (sample, info, map_, verify, read, convert, bench, doctor):
     app.command(command.__name__.rstrip("_"))(command)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"gpushard {gpushard.__version__}")
         raise typer.Exit
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpushard.cli.contenders import Contender
     from gpushard.cli.timing import TimedReads, Timing
 
-_OTHER = "other elements"
+_OTHER_ELEMENTS = "other elements"
 _WITHOUT_LOOPS = (
     "gpushard",
     "ran without its compiled loops; run: pip install 'gpushard[fast]'",
@@ -54,33 +54,31 @@ def bench(
         has_loops = can_have_loops()
         if has_loops and not are_loops_kept():
             say("compiling loops, if the array's codecs are theirs: half a minute ...")
-        team, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
+        readers, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
         if as_json:
-            print_json(_facts(url, team, rows) | {"has_loops": has_loops})
+            print_json(_bench_facts(url, readers, rows) | {"has_loops": has_loops})
         elif not rows:
             print_text("there is nothing to time: the array has no axes or no elements")
         else:
-            print_table(_table(team, rows))
+            print_table(_table(readers, rows))
             print_text("")
-            about = [(workload.name, workload.about) for workload, _ in rows]
+            about = [(workload.name, workload.description) for workload, _ in rows]
             without = [] if has_loops else [_WITHOUT_LOOPS]
             print_table([*about, *without, *_reasons(rows)])
-    if any(t.trouble == _OTHER for _, timings in rows for t in timings):
+    if any(t.trouble == _OTHER_ELEMENTS for _, timings in rows for t in timings):
         raise typer.Exit(EXIT_DAMAGED)
 
 
-def _facts(
-    url: str,
-    team: list[Contender],
-    rows: list[tuple[TimedReads, list[Timing]]],
+def _bench_facts(
+    url: str, readers: list[Contender], rows: list[tuple[TimedReads, list[Timing]]]
 ) -> dict[str, Any]:
     return {
         "url": url,
-        "versions": {contender.name: contender.version for contender in team},
+        "versions": {contender.name: contender.version for contender in readers},
         "rows": [
             {
                 "workload": workload.name,
-                "about": workload.about,
+                "about": workload.description,
                 "contenders": {t.contender: t._asdict() for t in timings},
             }
             for workload, timings in rows
@@ -89,34 +87,34 @@ def _facts(
 
 
 def _table(
-    team: list[Contender], rows: list[tuple[TimedReads, list[Timing]]]
+    readers: list[Contender], rows: list[tuple[TimedReads, list[Timing]]]
 ) -> list[tuple[str, ...]]:
-    from gpushard.cli.timing import ratio
+    from gpushard.cli.timing import ratio_to_best
 
     table: list[tuple[str, ...]] = [
-        ("median ms", *(contender.name for contender in team), "best other"),
-        ("", *(contender.version for contender in team), "/ gpushard"),
+        ("median ms", *(contender.name for contender in readers), "best other"),
+        ("", *(contender.version for contender in readers), "/ gpushard"),
     ]
     for workload, timings in rows:
         times = [_cell(timing) for timing in timings]
-        best = ratio(timings)
-        told = "" if best is None else f"{best:.2f}"
-        table.append((workload.name, *times, told))
+        best = ratio_to_best(timings)
+        ratio_text = "" if best is None else f"{best:.2f}"
+        table.append((workload.name, *times, ratio_text))
     return table
 
 
 def _cell(timing: Timing) -> str:
     if timing.wall_s:
         return f"{median(timing.wall_s) * 1e3:.2f}"
-    return timing.trouble if timing.trouble == _OTHER else "left out"
+    return timing.trouble if timing.trouble == _OTHER_ELEMENTS else "left out"
 
 
 def _reasons(rows: list[tuple[TimedReads, list[Timing]]]) -> list[tuple[str, ...]]:
     """Libraries that were left out, and why; each once for all workloads."""
-    told = {
+    reasons = {
         (timing.contender, f"left out: {timing.trouble}"): None
         for _, timings in rows
         for timing in timings
-        if timing.trouble not in ("", _OTHER)
+        if timing.trouble not in ("", _OTHER_ELEMENTS)
     }
-    return list(told)
+    return list(reasons)

@@ -76,15 +76,15 @@ def codec_table(nvcomp: str | None) -> list[dict[str, Any]]:
     for name in KNOWN:
         if name in _BLOSC:
             rows += [
-                _row(name, {"cname": compressor}, f"{name} ({compressor})", gpu)
+                _codec_row(name, {"cname": compressor}, f"{name} ({compressor})", gpu)
                 for compressor in _COMPRESSORS
             ]
         elif name != SHARDING:  # `info` reports it level by level
-            rows.append(_row(name, _CONFIGURATIONS.get(name, {}), name, gpu))
+            rows.append(_codec_row(name, _CONFIGURATIONS.get(name, {}), name, gpu))
     return rows
 
 
-def _row(
+def _codec_row(
     name: str, configuration: dict[str, Any], label: str, gpu: Any
 ) -> dict[str, Any]:
     try:
@@ -93,7 +93,7 @@ def _row(
         (on_gpu,) = (p for p in placed_codecs(source, gpu) if p.codec == name)
         (on_cpu,) = (p for p in source.pipeline.placements() if p.codec == name)
     except (GpushardError, ImportError) as error:
-        return {"codec": label, "gpu": None, "cpu": None, "why": _told(error)}
+        return {"codec": label, "gpu": None, "cpu": None, "why": _obstacle(error)}
     is_on_gpu = on_gpu.where != "host"
     return {
         "codec": label,
@@ -103,7 +103,7 @@ def _row(
     }
 
 
-def _told(error: GpushardError | ImportError) -> str:
+def _obstacle(error: GpushardError | ImportError) -> str:
     """What keeps a codec from being decoded, and what to do."""
     if isinstance(error, GpushardError):
         return "; ".join(filter(None, (error.what, error.hint)))

@@ -14,9 +14,9 @@ from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 
 # The user may have chosen gpushard's pipeline, which would be compared with itself.
-_ITS_OWN = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-_HINT = "read it without --verify"
-_TEXT = {*"OTUS"}
+_ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+_WITHOUT_VERIFY = "read it without --verify"
+_TEXT_KINDS = {*"OTUS"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Mismatch:
     got: str
 
 
-def zarr_array(store: Store, path: str, pipeline: str = _ITS_OWN) -> Any:
+def zarr_array(store: Store, path: str, pipeline: str = _ZARRS_PIPELINE) -> Any:
     """The array that zarr-python opens at a place, with the given codec pipeline.
 
     Raises `UnsupportedError` if it cannot open it.
@@ -62,7 +62,7 @@ class Reference:
         try:
             self._array = zarr_array(store, path)
         except UnsupportedError as error:
-            error.hint = f"{error.hint}, or {_HINT}" if error.hint else _HINT
+            error.hint = ", or ".join(filter(None, (error.hint, _WITHOUT_VERIFY)))
             raise
 
     def mismatch(self, piece: Piece, block: NDArray[Any]) -> Mismatch | None:
@@ -73,10 +73,12 @@ class Reference:
         try:
             expected = self._read(piece)
         except Exception as error:
-            raise _unreadable(error, _HINT) from error
-        if not _is_alike(expected, block):
-            return Mismatch(block.size, None, _outline(expected), _outline(block))
-        positions = differing(expected.astype(block.dtype, copy=False), block)
+            raise _unreadable(error, _WITHOUT_VERIFY) from error
+        if not _have_same_type(expected, block):
+            return Mismatch(
+                block.size, None, _type_and_shape(expected), _type_and_shape(block)
+            )
+        positions = differing_positions(expected.astype(block.dtype, copy=False), block)
         if not len(positions):
             return None
         at = tuple(int(i) for i in np.unravel_index(positions[0], block.shape))
@@ -90,20 +92,20 @@ class Reference:
     def _read(self, piece: Piece) -> NDArray[Any]:
         """zarr-python's result; negative steps, which it lacks, are reversed here."""
         key: list[int | slice] = []
-        turns: list[slice] = []
+        flips: list[slice] = []
         for item in piece.items:
             if isinstance(item, int):
                 key.append(item)
             elif item.step > 0:
                 key.append(slice_of(item))
-                turns.append(slice(None))
+                flips.append(slice(None))
             else:
                 key.append(slice_of(item[::-1]))
-                turns.append(slice(None, None, -1))
-        found = self._array[tuple(key)]
+                flips.append(slice(None, None, -1))
+        result = self._array[tuple(key)]
         # The type of a scalar, which zarr returns without axes, fits its own text only.
-        dtype = None if isinstance(found, np.ndarray) else self._array.dtype
-        return np.asarray(found, dtype)[(*turns, ...)]
+        dtype = None if isinstance(result, np.ndarray) else self._array.dtype
+        return np.asarray(result, dtype)[(*flips, ...)]
 
 
 def _zarr_store(store: Store) -> Any:
@@ -144,15 +146,15 @@ def have_same_elements(expected: NDArray[Any], got: NDArray[Any]) -> bool:
     Strings of any data type are the same if their characters are: libraries return a
     single string as different types.
     """
-    if {expected.dtype.kind, got.dtype.kind} <= _TEXT:
+    if {expected.dtype.kind, got.dtype.kind} <= _TEXT_KINDS:
         is_equal = expected.astype(object) == got.astype(object)
         return expected.shape == got.shape and bool(np.all(is_equal))
-    if not _is_alike(expected, got):
+    if not _have_same_type(expected, got):
         return False
-    return not len(differing(expected.astype(got.dtype, copy=False), got))
+    return not len(differing_positions(expected.astype(got.dtype, copy=False), got))
 
 
-def _is_alike(expected: NDArray[Any], got: NDArray[Any]) -> bool:
+def _have_same_type(expected: NDArray[Any], got: NDArray[Any]) -> bool:
     """Whether shape and data type are the same, except for byte order."""
     if expected.shape != got.shape:
         return False
@@ -162,22 +164,22 @@ def _is_alike(expected: NDArray[Any], got: NDArray[Any]) -> bool:
     return is_fixed and expected.dtype.newbyteorder("=") == got.dtype
 
 
-def _outline(array: NDArray[Any]) -> str:
+def _type_and_shape(array: NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def differing(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
+def differing_positions(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.intp]:
     """Flat positions of the elements of two arrays of one shape that differ.
 
     Elements of a fixed size are compared bit for bit: a NaN equals only the same NaN.
     """
     if got.dtype.kind in "OT":
         return np.flatnonzero(expected != got)
-    places = np.flatnonzero(_bytes(expected) != _bytes(got))
-    return np.unique(places // got.dtype.itemsize)
+    differing_bytes = np.flatnonzero(_as_bytes(expected) != _as_bytes(got))
+    return np.unique(differing_bytes // got.dtype.itemsize)
 
 
-def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

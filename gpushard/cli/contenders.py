@@ -30,7 +30,7 @@ class Contender(NamedTuple):
     read: Callable[[Key], NDArray[Any]]
 
 
-def contenders(array: Array) -> list[Contender]:
+def open_contenders(array: Array) -> list[Contender]:
     """Gpushard, then zarr-python, then other libraries that can open the array."""
     found = [Contender("gpushard", gpushard.__version__, _indexing(array))]
     for open_one in (_zarr, _zarrs, _tensorstore):
@@ -42,8 +42,8 @@ def contenders(array: Array) -> list[Contender]:
 
 def _indexing(array: Any) -> Callable[[Key], NDArray[Any]]:
     def read(key: Key) -> NDArray[Any]:
-        takes = any(isinstance(item, np.ndarray) for item in key)
-        return np.asarray(array.oindex[key] if takes else array[key])
+        is_orthogonal = any(isinstance(item, np.ndarray) for item in key)
+        return np.asarray(array.oindex[key] if is_orthogonal else array[key])
 
     return read
 
@@ -58,11 +58,11 @@ def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[An
     try:
         handle = zarr_array(source.store, source.layout.path, **pipeline)
     except UnsupportedError as error:
-        return _refusing(error)
+        return _failing_with(error)
     return _indexing(handle)
 
 
-def _refusing(error: Exception) -> Callable[[Key], NDArray[Any]]:
+def _failing_with(error: Exception) -> Callable[[Key], NDArray[Any]]:
     """Function that raises the error for which a library cannot open the array."""
 
     def refuse(_: Key) -> NDArray[Any]:
@@ -97,12 +97,12 @@ def _tensorstore(array: Array) -> Contender | None:
     try:
         handle: Any = tensorstore.open(spec, read=True).result()
     except Exception as error:  # noqa: BLE001 - it may raise anything
-        return Contender("tensorstore", number, _refusing(error))
+        return Contender("tensorstore", number, _failing_with(error))
     if handle.rank != array.ndim:  # it makes an axis of an element's raw bytes
         return None
 
     def read(key: Key) -> NDArray[Any]:
-        takes = any(isinstance(item, np.ndarray) for item in key)
-        return (handle.oindex[key] if takes else handle[key]).read().result()
+        is_orthogonal = any(isinstance(item, np.ndarray) for item in key)
+        return (handle.oindex[key] if is_orthogonal else handle[key]).read().result()
 
     return Contender("tensorstore", number, read)

@@ -30,7 +30,7 @@ _CODEC_HELP = (
     'keep, none, NAME[:LEVEL] (zstd:5, gzip, blosc-lz4:5), or JSON as in "codecs".'
 )
 # Replacements in hints of `gpushard.convert`, longer ones first.
-_SPELLINGS = {
+_OPTION_NAMES = {
     "see zarr.create_array for what each argument takes": "see gpushard convert --help",
     "pass overwrite=True": "give --overwrite",
     "overwrite=True": "--overwrite",
@@ -42,8 +42,10 @@ _LEVEL = re.compile(r"-?[0-9]{1,9}")
 _SHAPE_HELP = "Lengths such as 8,721,1440, or one for all axes."
 
 
-_Source = Annotated[str, typer.Argument(metavar="SRC", help="Array or group.")]
-_Target = Annotated[str, typer.Argument(metavar="DST", help="Place to be made.")]
+_SourceArgument = Annotated[str, typer.Argument(metavar="SRC", help="Array or group.")]
+_TargetArgument = Annotated[
+    str, typer.Argument(metavar="DST", help="Place to be made.")
+]
 _Shards = Annotated[
     str | None, typer.Option(metavar="SHAPE", help=f"Shards. {_SHAPE_HELP}")
 ]
@@ -78,8 +80,8 @@ _Verify = Annotated[
 
 
 def convert(
-    src: _Source,
-    dst: _Target,
+    src: _SourceArgument,
+    dst: _TargetArgument,
     *,
     shards: _Shards = None,
     chunks: _Chunks = None,
@@ -122,7 +124,7 @@ def convert(
                 **target,
             )
         except GpushardError as error:
-            error.hint = _in_options(error.hint)
+            error.hint = _in_words_of_options(error.hint)
             raise
         except KeyboardInterrupt:
             say("interrupted; repeat the command to go on where it was.")
@@ -133,9 +135,9 @@ def convert(
             print_table(_rows(dst, report))
 
 
-def _in_options(hint: str | None) -> str | None:
+def _in_words_of_options(hint: str | None) -> str | None:
     """A hint in the words of the command line."""
-    for argument, option in _SPELLINGS.items():
+    for argument, option in _OPTION_NAMES.items():
         hint = hint and hint.replace(argument, option)
     return hint
 
@@ -165,8 +167,8 @@ def _rows(dst: str, report: ConversionReport) -> list[tuple[str, ...]]:
         )
         for path, array in report.arrays.items()
     ]
-    told = ", verified bit for bit" if report.verified else ""
-    return [*rows, (f"{report.seconds:.1f} s{told}",)]
+    verified = ", verified bit for bit" if report.verified else ""
+    return [*rows, (f"{report.seconds:.1f} s{verified}",)]
 
 
 def _shape(text: str | None, option: str) -> Any:

@@ -31,7 +31,7 @@ _MAX_FILES = 100_000
 # Shard indexes that are read to count inner chunks.
 _MAX_INDEXES = 1_000
 # What needs no option of `convert`: shapes without axes, and the array's own codecs.
-_UNTOLD = ("", "keep")
+_DEFAULT_TEXTS = ("", "keep")
 
 _ADVICE_BASIS = {
     "g": "measured on a GPU (H200)",
@@ -85,29 +85,35 @@ def _advice(layout: ArrayLayout, facts: Mapping[str, Any]) -> dict[str, Any]:
         "read_nbytes": min(READ_NBYTES, facts["nbytes"]),
         "ratio": ratio,
         "basis": _ADVICE_BASIS,
-        "command": None if advice.is_fine else _command(facts["url"], advice.better),
+        "command": None
+        if advice.is_fine
+        else _convert_command(facts["url"], advice.better),
     }
 
 
-def _command(url: str, plan: Plan) -> str:
+def _convert_command(url: str, plan: Plan) -> str:
     options = {
         "shards": ",".join(map(str, plan.shards or ())),
         "chunks": ",".join(map(str, plan.chunks)),
         "compressors": plan.compressor,
     }
-    told = [f"--{name} {text}" for name, text in options.items() if text not in _UNTOLD]
-    return " ".join(("gpushard convert", shlex.quote(url), "DST", *told))
+    given = [
+        f"--{name} {text}"
+        for name, text in options.items()
+        if text not in _DEFAULT_TEXTS
+    ]
+    return " ".join(("gpushard convert", shlex.quote(url), "DST", *given))
 
 
 def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[str, Any]:
     source = Source.prepare(layout, store, options)
-    n_stored, stored_nbytes = _stored(layout, store)
+    n_stored, stored_nbytes = _count_and_size(layout, store)
     found = find_device_for("auto", layout.dtype)
     return {
-        **_outline(layout),
+        **_main_facts(layout),
         "n_shards": layout.n_objects,
         "n_stored": n_stored,
-        **_counts(source),
+        **_inner_chunk_counts(source),
         "nbytes": layout.size * layout.dtype.itemsize,
         "stored_nbytes": stored_nbytes,
         "fill_value": layout.fill_value_json,
@@ -120,7 +126,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
     }
 
 
-def _outline(layout: ArrayLayout) -> dict[str, Any]:
+def _main_facts(layout: ArrayLayout) -> dict[str, Any]:
     """The main facts about an array."""
     return {
         "shape": layout.shape,
@@ -139,17 +145,17 @@ def _level_facts(level: ShardLevel) -> dict[str, Any]:
     }
 
 
-def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
+def _count_and_size(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     """Number and size of the objects of an array; None if counting takes too long."""
     if not isinstance(store, LocalStore):
         return None, None
     try:
         keys = store.list_keys(layout.key_prefix) or ()
-        some = list(islice(chain.from_iterable(keys), _MAX_FILES + 1))
-        if len(some) > _MAX_FILES:
+        keys_so_far = list(islice(chain.from_iterable(keys), _MAX_FILES + 1))
+        if len(keys_so_far) > _MAX_FILES:
             return None, None
         # Programs that copy or write leave other files for a time, or for ever.
-        mine = [key for key in some if coordinate_of(layout, key) is not None]
+        mine = [key for key in keys_so_far if coordinate_of(layout, key) is not None]
         found = [os.stat(f"{store.root}/{key}") for key in mine]
     except OSError:  # a store that cannot list can still be read
         return None, None
@@ -157,7 +163,7 @@ def _stored(layout: ArrayLayout, store: Store) -> tuple[int | None, int | None]:
     return len(sizes), sum(sizes)
 
 
-def _counts(source: Source) -> dict[str, Any]:
+def _inner_chunk_counts(source: Source) -> dict[str, Any]:
     """Counts of stored and empty inner chunks, or why they were not counted."""
     why = _why_not_counted(source)
     found = None
@@ -205,6 +211,6 @@ def _group_facts(group: Group) -> dict[str, Any]:
 def _child_facts(group: Group, name: str) -> dict[str, Any]:
     """Outline of an array of a group, or why it cannot be read."""
     try:
-        return _outline(group[name].source.layout)
+        return _main_facts(group[name].source.layout)
     except GpushardError as error:
         return {"error": str(error)}

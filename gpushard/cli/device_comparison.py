@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.array import Array
-from gpushard.cli.comparison import differing
+from gpushard.cli.comparison import differing_positions
 from gpushard.cli.pieces import AxisItem, Piece, cut_selection, per_axis
 from gpushard.devices.base import Device
 from gpushard.inspection.findings import MOST_FINDINGS, Check, Finding, Verification
@@ -37,13 +37,13 @@ def compare_devices(
     options = source.options.but(placement="device")
     host, other = Array(source), Array(replace(source, options=options), device)
     n_elements = 0
-    for piece in _cut(per_axis((...,), layout.shape), layout):
-        expected = host.read(piece.key, errors=_forget)
-        got = _on_host(other.read(piece.key, errors=_forget))
-        positions = differing(np.ascontiguousarray(expected), got)
+    for piece in _pieces_along_chunks(per_axis((...,), layout.shape), layout):
+        expected = host.read(piece.key, errors=_ignore_damage)
+        got = _on_host(other.read(piece.key, errors=_ignore_damage))
+        positions = differing_positions(np.ascontiguousarray(expected), got)
         n_elements += expected.size
         if len(positions):
-            _tell(layout, source, piece, positions, result)
+            _add_findings(layout, source, piece, positions, result)
         progress(
             layout.n_objects * expected.size / max(1, layout.size), expected.nbytes
         )
@@ -51,7 +51,7 @@ def compare_devices(
     result.checks.append(Check("device", True, how))
 
 
-def _forget(error: object) -> None:
+def _ignore_damage(error: object) -> None:
     """Ignore damage, which the verification has reported already."""
 
 
@@ -59,7 +59,9 @@ def _on_host(result: Any) -> NDArray[Any]:
     return np.asarray(result.get() if hasattr(result, "get") else result)
 
 
-def _cut(items: tuple[AxisItem, ...], layout: ArrayLayout) -> Iterator[Piece]:
+def _pieces_along_chunks(
+    items: tuple[AxisItem, ...], layout: ArrayLayout
+) -> Iterator[Piece]:
     """Pieces along the borders of inner chunks, as small as these allow."""
     pieces = cut_selection(
         items, layout.inner_axes, layout.dtype.itemsize, _PIECE_NBYTES
@@ -67,12 +69,12 @@ def _cut(items: tuple[AxisItem, ...], layout: ArrayLayout) -> Iterator[Piece]:
     for piece in pieces:
         nbytes = prod(piece.shape) * layout.dtype.itemsize
         if len(pieces) > 1 and nbytes > 2 * _PIECE_NBYTES:
-            yield from _cut(piece.items, layout)
+            yield from _pieces_along_chunks(piece.items, layout)
         else:
             yield piece
 
 
-def _tell(
+def _add_findings(
     layout: ArrayLayout,
     source: Source,
     piece: Piece,

@@ -58,7 +58,7 @@ def decoding_rate(
     try:
         encoded = [_ENCODERS[algorithm](piece) for piece in pieces]
         repeated = [encoded[k % len(encoded)] for k in range(n_streams)]
-        batch = _Batch.laid(device, algorithm, repeated, len(pieces[0]), stream)
+        batch = _Batch.uploaded(device, algorithm, repeated, len(pieces[0]), stream)
         seconds = [batch.decode(stream) for _ in range(repetitions + 1)]
         batch.check(stream)
     finally:
@@ -71,16 +71,16 @@ def decoding_rate(
 
 @dataclass
 class _Batch:
-    """Streams in device memory; `held` is that memory."""
+    """Streams in device memory, which `kept_alive` is."""
 
     device: Device
     algorithm: Algorithm
     tables: StreamTables
     temp: DeviceBuffer
-    held: Sequence[DeviceBuffer]
+    kept_alive: Sequence[DeviceBuffer]
 
     @classmethod
-    def laid(
+    def uploaded(
         cls,
         device: Device,
         algorithm: Algorithm,
@@ -91,28 +91,28 @@ class _Batch:
         """Batch of streams that decode to `decoded_nbytes` bytes each."""
         n = len(streams)
         sizes = np.array([len(one) for one in streams])
-        starts = np.cumsum(_rounded(sizes)) - _rounded(sizes)
-        content = np.zeros(int(_rounded(sizes).sum()), np.uint8)
+        starts = np.cumsum(_aligned(sizes)) - _aligned(sizes)
+        content = np.zeros(int(_aligned(sizes).sum()), np.uint8)
         for start, one in zip(starts.tolist(), streams, strict=True):
             content[start : start + len(one)] = np.frombuffer(one, np.uint8)
         source = _uploaded(device, content, stream)
-        pitch = int(_rounded(np.array(decoded_nbytes)))
+        pitch = int(_aligned(np.array(decoded_nbytes)))
         decoded = device.allocate(n * pitch)
         columns = np.empty((4, n), np.uint64)
         columns[0] = starts + source.address
         columns[1] = sizes
         columns[2] = np.arange(n) * pitch + decoded.address
         columns[3] = decoded_nbytes
-        given = _uploaded(device, columns.reshape(-1).view(np.uint8), stream)
-        found = device.allocate(12 * n)
-        src, src_nbytes, dst, capacity = (given.address + 8 * n * k for k in range(4))
-        actual, statuses = found.address, found.address + 8 * n
+        table = _uploaded(device, columns.reshape(-1).view(np.uint8), stream)
+        results = device.allocate(12 * n)
+        src, src_nbytes, dst, capacity = (table.address + 8 * n * k for k in range(4))
+        actual, statuses = results.address, results.address + 8 * n
         tables = StreamTables(n, src, src_nbytes, dst, capacity, actual, statuses)
         temp_nbytes = device.decoder.temp_nbytes(
             algorithm, n, decoded_nbytes, n * decoded_nbytes
         )
         temp = device.allocate(max(temp_nbytes, 1))
-        return cls(device, algorithm, tables, temp, [source, decoded, given, found])
+        return cls(device, algorithm, tables, temp, [source, decoded, table, results])
 
     def decode(self, stream: Stream) -> float:
         """Seconds that the batch takes."""
@@ -144,5 +144,5 @@ def _uploaded(
     return buffer
 
 
-def _rounded(nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _aligned(nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -18,10 +18,10 @@ from gpushard.devices.rates import kept_rates
 from gpushard.fused import kept_code
 from gpushard.options import DEFAULT
 
-_READERS = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
-_FAST = ("numba", "blosc2", "cffi")
+_READ_PACKAGES = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
+_LOOP_PACKAGES = ("numba", "blosc2", "cffi")
 # Extra -> packages that it installs, and their purpose.
-_OPTIONAL = {
+_EXTRAS = {
     "remote": ("obstore", "s3:// and other object stores"),
     "xarray": ("xarray", "xarray's engine"),
     "dask": ("dask", "dask arrays"),
@@ -44,15 +44,17 @@ def diagnose(place: Path) -> dict[str, Any]:
         "device": "cpu" if found.device is None else found.device.label,
         "why": found.why or "it can be used",
         "threads": DEFAULT.threads,
-        "library": {name: installed(name) for name in _READERS},
-        "compiled loops": {name: installed(name) for name in _FAST},
+        "library": {name: installed(name) for name in _READ_PACKAGES},
+        "compiled loops": {name: installed(name) for name in _LOOP_PACKAGES},
         "loops are kept in": _loops_folder(),
         "loops are compiled": are_loops_kept(),
-        "optional": {name: installed(name) for name, _ in _OPTIONAL.values()},
+        "optional": {name: installed(name) for name, _ in _EXTRAS.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
         # For a device that reads use: the rates that placement uses.
-        "rates": {} if found.device is None else _told(rates_here(found.device.rates)),
+        "rates": {}
+        if found.device is None
+        else _rate_facts(rates_here(found.device.rates)),
         "rates are measured": found.device is not None
         and kept_rates(found.device.model) is not None,
     }
@@ -61,7 +63,7 @@ def diagnose(place: Path) -> dict[str, Any]:
 
 def can_have_loops() -> bool:
     """Whether the packages are installed that compile the loops."""
-    return all(map(installed, _FAST))
+    return all(map(installed, _LOOP_PACKAGES))
 
 
 def are_loops_kept() -> bool:
@@ -76,7 +78,7 @@ def _loops_folder() -> str | None:
     return place and str(place.parent)
 
 
-def _told(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
+def _rate_facts(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
     return {coding: asdict(rate) for coding, rate in rates.items()}
 
 
@@ -91,24 +93,24 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
         )
     yield from _gpu_advice(gpu)
     if facts["rates"] and not facts["rates are measured"]:
-        told = "whether the GPU or the host decodes goes by figures of other machines"
-        yield f"{told}: gpushard doctor --measure"
+        slow = "whether the GPU or the host decodes goes by figures of other machines"
+        yield f"{slow}: gpushard doctor --measure"
     if None in facts["compiled loops"].values():
         missing = [name for name, has in facts["compiled loops"].items() if not has]
-        told = f"large reads on the CPU run in Python without {', '.join(missing)}"
+        slow = f"large reads on the CPU run in Python without {', '.join(missing)}"
         if facts["device"] != "cpu":
-            told = f"files take a longer way to the GPU, and {told}"
-        yield f"{told}: {_install('fast')}"
+            slow = f"files take a longer way to the GPU, and {slow}"
+        yield f"{slow}: {_install('fast')}"
     elif kept_code.can_keep() and not facts["loops are kept in"]:
-        told = (
+        slow = (
             "each process compiles the loops anew, as no folder for them can be written"
         )
-        yield f"{told}: set XDG_CACHE_HOME to one that you can write to"
+        yield f"{slow}: set XDG_CACHE_HOME to one that you can write to"
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:
     """Optional software that is not installed, with the command that installs it."""
-    for extra, (name, purpose) in _OPTIONAL.items():
+    for extra, (name, purpose) in _EXTRAS.items():
         if facts["optional"][name] is None:
             yield f"{purpose}: {_install(extra)}"
 
@@ -124,16 +126,16 @@ def _gpu_advice(gpu: dict[str, Any]) -> Iterator[str]:
             )
         return
     if not gpu["cupy"]:
-        told = f"the driver runs CUDA {gpu['driver']}, but CuPy is missing"
-        yield f"{told}: {_install(extra)}"
+        missing = f"the driver runs CUDA {gpu['driver']}, but CuPy is missing"
+        yield f"{missing}: {_install(extra)}"
     elif not gpu["nvcomp"]["version"]:
         yield f"{gpu['nvcomp']['why'].rstrip('.')}: {_install(extra)}"
     elif not extra.endswith(str(gpu["nvcomp"]["cuda"])):
         cuda = gpu["nvcomp"]["cuda"]
         yield f"nvCOMP is for CUDA {cuda}, CuPy is not: {_install(extra)}"
     if not gpu["kvikio"]:
-        told = "files could be read into the GPU's memory by kvikio"
-        yield f"{told}: {_install(extra.replace('cuda', 'gds'))}"
+        faster = "files could be read into the GPU's memory by kvikio"
+        yield f"{faster}: {_install(extra.replace('cuda', 'gds'))}"
     elif not gpu["gds"]["is_active"]:
         yield f"GPUDirect Storage is not active: {gpu['gds']['why']}"
 

@@ -85,14 +85,14 @@ def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
     nvcomp, gds = gpu["nvcomp"], gpu["gds"]
-    told = f"{nvcomp['version']}, CUDA {nvcomp['cuda']}, {nvcomp['path']}"
+    version = f"{nvcomp['version']}, CUDA {nvcomp['cuda']}, {nvcomp['path']}"
     state = "active" if gds["is_active"] else f"not active: {gds['why']}"
     known = {"cupy", "nvcomp", "kvikio", "gds", "driver", "driver_version", "flavours"}
     return [
         ("driver", gpu["driver"]),
         *((name, text) for name, text in gpu.items() if name not in known),
         ("cupy", gpu["cupy"] or "not installed"),
-        ("nvcomp", told if nvcomp["version"] else nvcomp["why"].rstrip(".")),
+        ("nvcomp", version if nvcomp["version"] else nvcomp["why"].rstrip(".")),
         ("kvikio", gpu["kvikio"] or "not installed"),
         ("gds", state),
         ("files at", f"{gds['mount']}, {gds['file_system']}"),
@@ -101,11 +101,11 @@ def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _rate_rows(rates: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
     head = ("", "a GPU", "one stream there", "a thread here")
-    told = [
+    rows = [
         (coding, *(f"{rate[of] / 1e9:.3g} GB" for of in ("device", "stream", "host")))
         for coding, rate in rates.items()
     ]
-    return [head, *told] if told else []
+    return [head, *rows] if rows else []
 
 
 def _codec_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -116,8 +116,8 @@ def _codec_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
         short = row["codec"].removeprefix("numcodecs.")
         cells = (short, gpu, row["cpu"] or f"no: {row['why']}")
         rows.setdefault(cells, []).append(row["codec"])
-    told = [(_spelled(names), *cells) for (_, *cells), names in rows.items()]
-    return [head, *told, ("any other of zarr's", "by the CPU", "zarr")]
+    known = [(_spelled(names), *cells) for (_, *cells), names in rows.items()]
+    return [head, *known, ("any other of zarr's", "by the CPU", "zarr")]
 
 
 def _spelled(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from gpushard.cli.limits import in_words
+from gpushard.cli.limits import limit_hint
 from gpushard.cli.output import print_json, say, stdout_as_a_store
 from gpushard.errors import CorruptShardError, GpushardError, StoreError
 
@@ -19,21 +19,21 @@ EXIT_DAMAGED = 1
 EXIT_FAILED = 2
 EXIT_INTERRUPTED = 130
 # The status that a shell shows for a program ended by SIGPIPE: the reader stopped.
-EXIT_CUT = 141
+EXIT_CUT_OFF = 141
 
 
 def exit_status(program: Callable[[], Any]) -> int:
     """Exit status of a program that ends by `SystemExit`, with its output written."""
     _open_closed_streams()
     status: Any = EXIT_FAILED
-    is_cut = False
+    is_cut_off = False
     try:
         with stdout_as_a_store():
             program()
     except SystemExit as ended:
         # typer would exit with 1, which means damage; a reader that stops is none.
-        is_cut = isinstance(ended.__context__, BrokenPipeError)
-        status = EXIT_CUT if is_cut else ended.code
+        is_cut_off = isinstance(ended.__context__, BrokenPipeError)
+        status = EXIT_CUT_OFF if is_cut_off else ended.code
     except StoreError as error:  # typer prints the help and the version
         say(str(error))
     except KeyboardInterrupt:  # before a command begins
@@ -43,8 +43,8 @@ def exit_status(program: Callable[[], Any]) -> int:
         try:
             stream.flush()
         except OSError:
-            is_cut, status = True, status or EXIT_FAILED
-        if is_cut:
+            is_cut_off, status = True, status or EXIT_FAILED
+        if is_cut_off:
             # Otherwise Python would try to write the rest again, and exit with its own
             # status.
             with suppress(OSError):
@@ -83,7 +83,7 @@ def failures_in_a_sentence(*, debug: bool, as_json: bool = False) -> Iterator[No
         if debug:
             traceback.print_exc(file=sys.stderr)
         if isinstance(error, GpushardError):
-            error.hint = in_words(error.hint)
+            error.hint = limit_hint(error.hint)
         code = EXIT_DAMAGED if isinstance(error, CorruptShardError) else EXIT_FAILED
         sentence = _sentence(error)
         if as_json:
@@ -105,7 +105,7 @@ def _sentence(error: Exception) -> str:
     )
 
 
-_FIELDS = (
+_ERROR_FIELDS = (
     *("what", "store_url", "array_path", "shard_key", "inner_chunk", "codec"),
     *("json_path", "expected", "got", "hint"),
 )
@@ -113,8 +113,8 @@ _FIELDS = (
 
 def _error_facts(error: Exception, sentence: str) -> dict[str, Any]:
     """Type, sentence, and the non-empty fields of an error."""
-    fields = {name: getattr(error, name, None) for name in _FIELDS}
+    fields = {name: getattr(error, name, None) for name in _ERROR_FIELDS}
     known = {name: value for name, value in fields.items() if value is not None}
     plain = (str, int, float, tuple, list)
-    told = {n: v if isinstance(v, plain) else str(v) for n, v in known.items()}
-    return {"type": type(error).__name__, "message": sentence, **told}
+    values = {n: v if isinstance(v, plain) else str(v) for n, v in known.items()}
+    return {"type": type(error).__name__, "message": sentence, **values}

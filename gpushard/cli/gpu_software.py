@@ -15,7 +15,7 @@ from gpushard.devices.payload.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.errors import UnsupportedError
 
 # Distributions with the same files, one for each CUDA major version; two conflict.
-_FLAVOURS = {
+_DISTRIBUTIONS = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x", "cupy"),
     "nvcomp": (
         *("nvidia-nvcomp-cu13", "nvidia-nvcomp-cu12"),
@@ -41,13 +41,13 @@ def installed(distribution: str) -> str | None:
 def gpu_software(place: Path) -> dict[str, Any]:
     """Driver, CuPy, nvCOMP and kvikio, and how kvikio would read files at `place`."""
     found = {
-        kind: {name: told for name in names if (told := installed(name))}
-        for kind, names in _FLAVOURS.items()
+        kind: {name: number for name in names if (number := installed(name))}
+        for kind, names in _DISTRIBUTIONS.items()
     }
     return {
-        "cupy": _listed(found["cupy"]),
+        "cupy": _names_and_versions(found["cupy"]),
         "nvcomp": _nvcomp(),
-        "kvikio": _listed(found["kvikio"]),
+        "kvikio": _names_and_versions(found["kvikio"]),
         "gds": _gds(place),
         **_driver(),
         "flavours": found,
@@ -58,12 +58,11 @@ def _driver() -> dict[str, str | None]:
     """The newest CUDA of the driver, the driver in words, and the GPUs CuPy sees."""
     newest, facts = driver_version(), cuda_facts()
     if newest is None:
-        told = "none: libcuda.so.1 is not there"
-        return {"driver_version": None, "driver": told}
+        return {"driver_version": None, "driver": "none: libcuda.so.1 is not there"}
     # Containers often have the driver's library without a GPU.
     trouble = facts.pop("trouble", None)
-    told = f", of which CuPy says: none that works ({trouble})" if trouble else ""
-    return {**facts, "driver_version": newest, "driver": f"{newest}{told}"}
+    words = f", of which CuPy says: none that works ({trouble})" if trouble else ""
+    return {**facts, "driver_version": newest, "driver": f"{newest}{words}"}
 
 
 def conflicts(found: dict[str, dict[str, str]]) -> list[list[str]]:
@@ -91,7 +90,7 @@ def driver_version() -> str | None:
     return None if status else f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def _listed(flavours: dict[str, str]) -> str | None:
+def _names_and_versions(flavours: dict[str, str]) -> str | None:
     return ", ".join(f"{n} {v}" for n, v in flavours.items()) or None
 
 
@@ -118,7 +117,7 @@ def _gds(place: Path) -> dict[str, Any]:
     except UnsupportedError as error:
         why = error.what
     file_system, mount = file_system_of(place)
-    has_module = "nvidia_fs " in _text(_MODULES)
+    has_module = "nvidia_fs " in _kernel_text(_MODULES)
     facts = {
         "is_active": not why,
         "why": why,
@@ -151,7 +150,7 @@ def file_system_of(place: Path) -> tuple[str, str]:
     target = os.path.realpath(place)
     best = ("unknown", "/")
     longest = 0
-    for line in _text(_MOUNTS).splitlines():
+    for line in _kernel_text(_MOUNTS).splitlines():
         before, _, after = line.partition(" - ")
         mount = re.sub(r"\\\d{3}", _unescaped, before.split()[4])
         is_above = target == mount or target.startswith(mount.rstrip("/") + "/")
@@ -161,12 +160,12 @@ def file_system_of(place: Path) -> tuple[str, str]:
     return best
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescaped(code: re.Match[str]) -> str:
     """Character that the kernel has escaped as an octal number."""
-    return chr(int(found[0][1:], 8))
+    return chr(int(code[0][1:], 8))
 
 
-def _text(path: Path) -> str:
+def _kernel_text(path: Path) -> str:
     """Text of a kernel file; "" if there is no such file."""
     try:
         return path.read_text(errors="replace")

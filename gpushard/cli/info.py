@@ -59,7 +59,7 @@ def _group_rows(facts: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for name, child in facts["arrays"].items():
         if "error" not in child:
             cells = (child["shape"], child["dtype"], child["chunks"], child["shards"])
-            rows.append((name, *map(_text, cells)))
+            rows.append((name, *map(_shape_text, cells)))
     return [*rows, *((f"{name}/", "group") for name in facts["groups"])]
 
 
@@ -70,14 +70,14 @@ def _unread_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _array_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [("shape", _text(facts["shape"]))]
+    rows = [("shape", _shape_text(facts["shape"]))]
     if facts["dimension_names"]:
         names = (name or "-" for name in facts["dimension_names"])
         rows.append(("dimensions", ", ".join(names)))
     rows.append(("dtype", facts["dtype"]))
     rows += _grid_rows(facts)
     rows.append(("fill value", json.dumps(facts["fill_value"])))
-    rows.append(("size", f"{facts['nbytes']:,} bytes{_stored(facts)}"))
+    rows.append(("size", f"{facts['nbytes']:,} bytes{_stored_text(facts)}"))
     why = f": {facts['device_why']}" if facts["device_why"] else ""
     return [*rows, ("device", f"{facts['device']}{why}"), *_codec_rows(facts)]
 
@@ -87,36 +87,40 @@ def _grid_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     count = f"{n_shards:,} in the grid, "
     count += "stored ones not counted" if n_stored is None else f"{n_stored:,} stored"
     if not facts["sharding"]:
-        return [("chunks", f"{_text(facts['chunks'])}, {count}")]
-    chunks = _text(facts["sharding"][-1]["chunk_shape"])  # which the counts are about
+        return [("chunks", f"{_shape_text(facts['chunks'])}, {count}")]
+    # The counts are of the innermost level.
+    chunks = _shape_text(facts["sharding"][-1]["chunk_shape"])
     if facts["why_not_counted"] is not None:
         chunks += f", not counted: {facts['why_not_counted']}"
     else:
         chunks += f", {facts['n_stored_inner_chunks']:,} stored"
         chunks += f", {facts['n_empty_inner_chunks']:,} empty in stored shards"
-    rows = [("inner chunks", chunks), ("shards", f"{_text(facts['shards'])}, {count}")]
+    rows = [
+        ("inner chunks", chunks),
+        ("shards", f"{_shape_text(facts['shards'])}, {count}"),
+    ]
     n_damaged = facts["n_damaged_indexes"]
     if n_damaged:
-        told = "1 shard index is" if n_damaged == 1 else f"{n_damaged:,} indexes are"
-        rows.append(("DAMAGED", f"{told} not readable: see gpushard verify"))
+        indexes = "1 shard index is" if n_damaged == 1 else f"{n_damaged:,} indexes are"
+        rows.append(("DAMAGED", f"{indexes} not readable: see gpushard verify"))
     return rows
 
 
-def _stored(facts: Mapping[str, Any]) -> str:
+def _stored_text(facts: Mapping[str, Any]) -> str:
     stored_nbytes = facts["stored_nbytes"]
     if stored_nbytes is None:
         return ""
     ratio = facts["nbytes"] / stored_nbytes if stored_nbytes else 0
-    told = f", {ratio:.2f} times smaller" if ratio > 1 else ""
-    return f", {stored_nbytes:,} stored{told}"
+    smaller = f", {ratio:.2f} times smaller" if ratio > 1 else ""
+    return f", {stored_nbytes:,} stored{smaller}"
 
 
 def _codec_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Codecs from the outside in, in decoding order."""
     texts = [f"{name}: around the whole shard" for name in facts["object_codecs"]]
     texts += [
-        f"sharding_indexed: inner chunks {_text(level['chunk_shape'])}, index at the"
-        f" {level['index_location']} ({', '.join(level['index_codecs'])})"
+        f"sharding_indexed: inner chunks {_shape_text(level['chunk_shape'])}, index at"
+        f" the {level['index_location']} ({', '.join(level['index_codecs'])})"
         for level in facts["sharding"]
     ]
     texts += [_codec_text(codec, facts["device"]) for codec in facts["codecs"]]
@@ -158,8 +162,8 @@ def _plan_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
     head = ("on a GPU", "shards", "inner chunks", "decodes", read)
     rows: list[tuple[str, ...]] = [head]
     for label, plan in plans.items():
-        shapes = (_text(plan["shards"]), _text(plan["chunks"]))
-        rows.append((label, *shapes, plan["coding"], _cost(plan)))
+        shapes = (_shape_text(plan["shards"]), _shape_text(plan["chunks"]))
+        rows.append((label, *shapes, plan["coding"], _cost_text(plan)))
     return rows
 
 
@@ -168,12 +172,13 @@ def _advice_rows(advice: Mapping[str, Any]) -> list[tuple[str, ...]]:
     reasons = _labelled("because", list(advice["reasons"]))
     basis = ", ".join(f"[{key}] {text}" for key, text in advice["basis"].items())
     command = advice["command"]
-    do = ("advice", "leave it as it is") if command is None else ("make it so", command)
-    ends = [do, ("figures", basis)]
-    return [*reasons, *ends]
+    action = ("make it so", command)
+    if command is None:
+        action = ("advice", "leave it as it is")
+    return [*reasons, action, ("figures", basis)]
 
 
-def _cost(plan: Mapping[str, Any]) -> str:
+def _cost_text(plan: Mapping[str, Any]) -> str:
     """Estimated times of a read, in milliseconds."""
     on_device, on_host = (1e3 * seconds for seconds in plan["costs"])
     host = f"host {on_host:,.1f} ms [e]"
@@ -187,7 +192,7 @@ def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return [("" if i else label, text) for i, text in enumerate(texts)]
 
 
-def _text(shape: Sequence[int] | None) -> str:
+def _shape_text(shape: Sequence[int] | None) -> str:
     """Shape or name, "-" where there is none."""
     if shape is None:
         return "-"

@@ -32,7 +32,7 @@ _UNITS = {
     "TB": 10**12,
 }
 # Python converts no number of thousands of digits.
-_SIZE = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z]*)")
+_SIZE_TEXT = re.compile(r"([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([A-Za-z]*)")
 
 
 def options_of(limits: list[str] | None) -> Options:
@@ -49,17 +49,17 @@ def options_of(limits: list[str] | None) -> Options:
                 expected=", ".join(f"{known}=SIZE" for known in LIMITS),
                 got=repr(text),
             )
-        sizes[name] = _size(size)
+        sizes[name] = _size_in_bytes(size)
     return DEFAULT.but(**sizes)
 
 
-def in_words(hint: str | None) -> str | None:
+def limit_hint(hint: str | None) -> str | None:
     """What to do about a limit, in the words of the command line."""
     return limit_in_words(hint, "raise it with --limit {name}=SIZE")
 
 
-def _size(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
+def _size_in_bytes(text: str) -> int:
+    found = _SIZE_TEXT.fullmatch(text.strip())
     unit = None if found is None else _UNITS.get(found[2])
     if found is None or unit is None:
         raise OptionError(

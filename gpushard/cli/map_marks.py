@@ -91,19 +91,19 @@ def _bytes_panel(shard: ShardMap) -> Panel:
     per_row = max(1, ceil(shard.chunks.end / n_rows))
     marks = [
         mark
-        for start, stop, kind, shade, label in _pieces(shard)
-        for mark in _folded(start, stop, per_row, (kind, shade, label))
+        for start, stop, kind, shade, label in _object_pieces(shard)
+        for mark in _marks_of_range(start, stop, per_row, (kind, shade, label))
     ]
     title = f"Bytes of the object, {per_row:,} in a row"
     return Panel(title, n_rows * (_ROW_HEIGHT + _ROW_GAP), marks)
 
 
-def _pieces(shard: ShardMap) -> Iterator[tuple[int, int, str, float, str]]:
+def _object_pieces(shard: ShardMap) -> Iterator[tuple[int, int, str, float, str]]:
     """Byte range, kind, shade and label of each piece of the object."""
     chunks, use = shard.chunks, shard.use
     gaps = zip(use.gap_start.tolist(), use.gap_stop.tolist(), strict=True)
     for start, stop in gaps:
-        yield start, stop, "unused", 0.0, f"unused, {_range(start, stop)}"
+        yield start, stop, "unused", 0.0, f"unused, {_range_text(start, stop)}"
     n = max(1, len(chunks.state) - 1)
     for place, row in enumerate(use.order.tolist()):
         start, stop = int(chunks.start[row]), int(chunks.stop[row])
@@ -111,7 +111,7 @@ def _pieces(shard: ShardMap) -> Iterator[tuple[int, int, str, float, str]]:
         yield start, stop, "chunk", row / n, label
     indexes = zip(chunks.index_start.tolist(), chunks.index_stop.tolist(), strict=True)
     for start, stop in indexes:
-        yield start, stop, "index", 0.0, f"index, {_range(start, stop)}"
+        yield start, stop, "index", 0.0, f"index, {_range_text(start, stop)}"
 
 
 def chunk_label(shard: ShardMap, row: int) -> str:
@@ -120,15 +120,15 @@ def chunk_label(shard: ShardMap, row: int) -> str:
     start, stop = int(chunks.start[row]), int(chunks.stop[row])
     ratio = shard.decoded_nbytes / (stop - start) if stop > start else 0
     coordinate = tuple(chunks.coordinate[row].tolist())
-    return f"inner chunk {coordinate}, {_range(start, stop)}, {ratio:.2f} to 1"
+    return f"inner chunk {coordinate}, {_range_text(start, stop)}, {ratio:.2f} to 1"
 
 
-def _range(start: int, stop: int) -> str:
+def _range_text(start: int, stop: int) -> str:
     return f"bytes {start:,} to {stop:,} ({stop - start:,})"
 
 
-def _folded(
-    start: int, stop: int, per_row: int, told: tuple[str, float, str]
+def _marks_of_range(
+    start: int, stop: int, per_row: int, look: tuple[str, float, str]
 ) -> Iterator[Mark]:
     """Marks of a byte range, one a row that it runs through."""
     while start < stop:
@@ -136,7 +136,7 @@ def _folded(
         end = min(stop, (row + 1) * per_row)
         x = (start - row * per_row) / per_row * WIDTH
         width = max(0.75, (end - start) / per_row * WIDTH)
-        yield Mark(x, row * (_ROW_HEIGHT + _ROW_GAP), width, _ROW_HEIGHT, *told)
+        yield Mark(x, row * (_ROW_HEIGHT + _ROW_GAP), width, _ROW_HEIGHT, *look)
         start = end
 
 
@@ -151,7 +151,7 @@ def _binned_panel(shard: ShardMap) -> Panel:
         index, unused = float(bins.index[i]), float(bins.unused[i])
         start, stop = int(bins.edges[i]), int(bins.edges[i + 1])
         label = (
-            f"{_range(start, stop)}: {1 - index - unused:.0%} inner chunks,"
+            f"{_range_text(start, stop)}: {1 - index - unused:.0%} inner chunks,"
             f" {bins.n_chunks[i]:,} begin here; {unused:.0%} unused, {index:.0%} index"
         )
         marks.append(
@@ -204,9 +204,9 @@ def _grid_panel(shard: ShardMap, layout: ArrayLayout) -> Panel:
                 counts["missing"] = bins.per_row * bins.per_column
                 kind, label = "missing", "a nested shard that is missing or damaged"
             elif n_chunks == 1:
-                label = _one_label(shard, row, kind)
+                label = _chunk_cell_label(shard, row, kind)
             else:
-                label = _many_label(shard, counts, int(bins.nbytes[r, c]), row)
+                label = _chunks_cell_label(shard, counts, int(bins.nbytes[r, c]), row)
             shade = max(row, 0) / n_all
             marks.append(Mark(c * side, r * side, side, side, kind, shade, label))
     title = "Inner chunks in their grid"
@@ -215,7 +215,7 @@ def _grid_panel(shard: ShardMap, layout: ArrayLayout) -> Panel:
     return Panel(title, n_rows * side, marks)
 
 
-def _one_label(shard: ShardMap, row: int, kind: str) -> str:
+def _chunk_cell_label(shard: ShardMap, row: int, kind: str) -> str:
     if kind == "chunk":
         return chunk_label(shard, row)
     coordinate = tuple(shard.chunks.coordinate[row].tolist())
@@ -227,7 +227,9 @@ def _one_label(shard: ShardMap, row: int, kind: str) -> str:
     return f"inner chunk {coordinate}, {words[kind]}"
 
 
-def _many_label(shard: ShardMap, counts: dict[str, int], nbytes: int, row: int) -> str:
+def _chunks_cell_label(
+    shard: ShardMap, counts: dict[str, int], nbytes: int, row: int
+) -> str:
     first = tuple(shard.chunks.coordinate[row].tolist())
     ratio = counts["chunk"] * shard.decoded_nbytes / nbytes if nbytes else 0
     return (

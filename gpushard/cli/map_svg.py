@@ -67,7 +67,7 @@ for (const picture of document.querySelectorAll('svg.picture')) {
 def _panel_svg(panel: Panel, *, name: str) -> str:
     """SVG element of one picture, for use in a page."""
     height = panel.height + 2
-    marks = "".join(map(_mark, panel.marks))
+    marks = "".join(map(_mark_svg, panel.marks))
     return (
         f'<svg class="picture" id="{name}" role="img"'
         f' viewBox="-1 -1 {WIDTH + 2:.0f} {height + 2:.0f}"'
@@ -87,7 +87,7 @@ def picture_svg(title: str, lines: Sequence[str], panels: Sequence[Panel]) -> st
         y += _TITLE
         body.append(f'<text x="{x}" y="{y}">{escaped(panel.title)}</text>')
         y += 8
-        marks = "".join(map(_mark, panel.marks))
+        marks = "".join(map(_mark_svg, panel.marks))
         body.append(f'<g transform="translate({x} {y:.0f})">{marks}</g>')
         y += panel.height
     y += _TITLE
@@ -109,7 +109,7 @@ def _legend(x: float, y: float) -> tuple[str, int]:
         for i, (kind, text) in enumerate(KINDS.items())
     ]
     text = "".join(
-        f'{_mark(mark)}<text x="{mark.x + 40}" y="{mark.y + 12:.1f}">'
+        f'{_mark_svg(mark)}<text x="{mark.x + 40}" y="{mark.y + 12:.1f}">'
         f"{escaped(mark.label)}</text>"
         for mark in marks
     )
@@ -122,7 +122,7 @@ def _legend_svg() -> str:
     return f'<svg viewBox="0 0 {WIDTH:.0f} {22 * n_rows}">{_DEFS}{text}</svg>'
 
 
-def _mark(mark: Mark) -> str:
+def _mark_svg(mark: Mark) -> str:
     fill = ""
     if mark.kind == "chunk":
         fill = f' fill="{hex_colour(mark.shade)}"'

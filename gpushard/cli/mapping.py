@@ -69,10 +69,10 @@ class MapReport:
             sizes = f"{facts['smallest_nbytes']:,} to {facts['largest_nbytes']:,} bytes"
             rows.append(("compression", f"{facts['ratio']:.2f} to 1, {sizes} each"))
         if facts["n_overlapping"] or facts["n_shared"]:
-            told = (
+            shared = (
                 f"{facts['n_overlapping']:,} overlapping, {facts['n_shared']:,} equal"
             )
-            rows.append(("shared bytes", f"{told} ranges"))
+            rows.append(("shared bytes", f"{shared} ranges"))
         return rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,11 +123,11 @@ _ORDERS = {
 }
 
 
-def open_map(url: str, wanted: str | None, options: Options) -> MapReport:
+def open_map(url: str, shard: str | None, options: Options) -> MapReport:
     """Map of a shard of the array at `url`.
 
-    `wanted` is the key of the shard, or its coordinate; None means the first that is
-    stored. `options` limit what the array may ask for.
+    `shard` is its key or its coordinate; None means the first that is stored.
+    `options` limit what the array may ask for.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def open_map(url: str, wanted: str | None, options: Options) -> MapReport:
     CorruptShardError
         Its index cannot be read.
     OptionError
-        `wanted` is no key of the array.
+        `shard` names none of the array's.
     StoreError
         The store failed.
     """
@@ -147,11 +147,11 @@ def open_map(url: str, wanted: str | None, options: Options) -> MapReport:
             layout = load_array(store, path, options)
         source = Source.prepare(layout, store, options)
         coordinate = (
-            _first_stored(source) if wanted is None else parsed_shard(layout, wanted)
+            _first_stored(source) if shard is None else parsed_shard(layout, shard)
         )
         mapped = map_shard(source, coordinate)
         if isinstance(mapped, Contents):
-            raise _unmapped(mapped)
+            raise _error_without_map(mapped)
         return MapReport(url, layout, mapped)
 
 
@@ -172,7 +172,7 @@ def _first_stored(source: Source) -> tuple[int, ...]:
     )
 
 
-def _unmapped(contents: Contents) -> Exception:
+def _error_without_map(contents: Contents) -> Exception:
     if not contents.exists:
         return NotFoundError(
             "there is no such shard, so that all of it is the fill value",
@@ -198,10 +198,10 @@ def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
     # Python converts no number of thousands of digits.
     numbers = tuple(map(int, re.findall(r"[0-9]{1,40}", text)))
     coordinate = numbers[len(numbers) - n :] if n else ()
-    fits = len(coordinate) == n and all(
+    is_inside = len(coordinate) == n and all(
         at < axis.n_cells for at, axis in zip(coordinate, layout.axes, strict=True)
     )
-    if fits:
+    if is_inside:
         key = layout.keys.key(coordinate)
         plain = ",".join(map(str, coordinate))
         if text in (key, layout.key_prefix + key) or text.replace(" ", "") == plain:

@@ -68,25 +68,25 @@ class Amounts(NamedTuple):
     repetitions: int = 3
 
 
-USUAL = Amounts()
+USUAL_AMOUNTS = Amounts()
 
 
-def measure_rates(device: Device, amounts: Amounts = USUAL) -> dict[str, Rates]:
+def measure_rates(device: Device, amounts: Amounts = USUAL_AMOUNTS) -> dict[str, Rates]:
     """Decoded bytes per second on a device and on this host, by coding.
 
     Takes some seconds, and some five times the decoded bytes of device memory.
     """
-    there = {a: _device_rates(device, a, amounts) for a in Algorithm}
-    found: dict[str, Rates] = {}
+    device_rates = {a: _device_rates(device, a, amounts) for a in Algorithm}
+    rates: dict[str, Rates] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zarr's, of names that numcodecs gave
         for coding, usual in RATES.items():
             compressor = coding.removeprefix("blosc-")
-            here = usual.host, usual.together
+            host_rates = usual.host, usual.together
             if coding in _COMPRESSORS or compressor in _BLOSC:
-                here = _host_rates(coding, amounts)
-            found[coding] = Rates(*there[_ALGORITHMS[compressor]], *here)
-    return found
+                host_rates = _host_rates(coding, amounts)
+            rates[coding] = Rates(*device_rates[_ALGORITHMS[compressor]], *host_rates)
+    return rates
 
 
 def _host_rates(coding: str, amounts: Amounts) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def _host_rates(coding: str, amounts: Amounts) -> tuple[float, float]:
     n_cpus = usable_cpu_count()
     n_shards = min(n_cpus, _MOST_SHARDS)
     with tempfile.TemporaryDirectory() as place:
-        stored = _stored(Path(place), coding, amounts, n_shards)
+        stored = _stored_array(Path(place), coding, amounts, n_shards)
         alone = _host_rate(stored, amounts.shard_nbytes, 1, amounts.repetitions)
         nbytes = n_shards * amounts.shard_nbytes
         all_together = _host_rate(stored, nbytes, n_cpus, amounts.repetitions)
@@ -121,7 +121,7 @@ def _device_rates(
         amounts.stream_nbytes,
         amounts.repetitions,
     )
-    plain = _values(max(amounts.shard_nbytes, stream)).tobytes()
+    plain = _test_bytes(max(amounts.shard_nbytes, stream)).tobytes()
     pieces = [plain[k : k + inner] for k in range(0, amounts.shard_nbytes, inner)]
     return (
         decoding_rate(device, algorithm, pieces, amounts.n_streams, times),
@@ -129,7 +129,7 @@ def _device_rates(
     )
 
 
-def _values(nbytes: int) -> NDArray[np.int8]:
+def _test_bytes(nbytes: int) -> NDArray[np.int8]:
     """Bytes that every coding at least halves."""
     rng, n = np.random.default_rng(7), nbytes // 24 + 1
     repeated = rng.integers(-128, 128, (256, 16), np.int8)[rng.integers(0, 256, n)]
@@ -137,7 +137,7 @@ def _values(nbytes: int) -> NDArray[np.int8]:
     return np.hstack([repeated, noise]).reshape(-1)[:nbytes]
 
 
-def _stored(place: Path, coding: str, amounts: Amounts, n_shards: int) -> Path:
+def _stored_array(place: Path, coding: str, amounts: Amounts, n_shards: int) -> Path:
     """Array of some shards."""
     name, configuration = _COMPRESSORS.get(coding, ("blosc", {}))
     if name == "blosc":
@@ -157,7 +157,7 @@ def _stored(place: Path, coding: str, amounts: Amounts, n_shards: int) -> Path:
         compressors=[{"name": name, "configuration": configuration}],
         device="cpu",
     )
-    a[:] = np.tile(_values(amounts.shard_nbytes), n_shards)
+    a[:] = np.tile(_test_bytes(amounts.shard_nbytes), n_shards)
     return place
 
 

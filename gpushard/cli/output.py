@@ -34,7 +34,7 @@ _LEAST_WIDTH = 20
 # Lines for another program are never wrapped.
 _PIPE_WIDTH = 1_000_000
 # Pieces of JSON that are printed at a time.
-_TEXTS = 1024
+_TEXTS_AT_ONCE = 1024
 _ENCODER = json.JSONEncoder(indent=2, allow_nan=False)
 
 
@@ -72,8 +72,8 @@ def print_json(facts: Mapping[str, Any]) -> None:
     """
     with stdout_as_a_store():
         texts = chain(_json_texts(facts), "\n")
-        while some := "".join(islice(texts, _TEXTS)):
-            typer.echo(some, nl=False)
+        while text := "".join(islice(texts, _TEXTS_AT_ONCE)):
+            typer.echo(text, nl=False)
 
 
 def print_text(*lines: str) -> None:

@@ -45,10 +45,10 @@ def per_axis(key: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[AxisItem, ..
     Raises `SelectionError` if the key does not fit `shape`.
     """
     axes = cast("tuple[SliceAxis, ...]", cast("Orthogonal", basic(key, shape)).axes)
-    return tuple(axis.start if axis.drop else _elements(axis) for axis in axes)
+    return tuple(axis.start if axis.drop else _slice_elements(axis) for axis in axes)
 
 
-def _elements(axis: SliceAxis) -> range:
+def _slice_elements(axis: SliceAxis) -> range:
     """Elements of a slice, in the order of the result."""
     up = range(axis.start, axis.start + axis.length * axis.step, axis.step)
     return up if axis.out_step > 0 else up[::-1]
@@ -97,7 +97,7 @@ def cut_selection(
                     (*items[:axis], item[first:last], *items[axis + 1 :]),
                     (*whole[:kept], slice(first, last), *whole[kept + 1 :]),
                 )
-                for first, last in _runs(borders, n_rows)
+                for first, last in _joined_borders(borders, n_rows)
             ]
         kept += 1
     return [Piece(items, whole)]
@@ -112,7 +112,7 @@ def _borders(item: range, cells: GridAxis) -> list[int]:
     return [0, *np.cumsum(lengths).tolist()]
 
 
-def _runs(borders: list[int], n_rows: int) -> list[tuple[int, int]]:
+def _joined_borders(borders: list[int], n_rows: int) -> list[tuple[int, int]]:
     """Neighbouring borders joined to runs of at least `n_rows`, except the last run."""
     runs: list[tuple[int, int]] = []
     first = borders[0]

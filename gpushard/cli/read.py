@@ -54,7 +54,7 @@ def read(
             target, out, verify=verify, progress=progress, options=options
         )
         if as_json:
-            print_json(_facts(result, out))
+            print_json(_read_facts(result, out))
         else:
             print_text(*_lines(result, out))
         if result.file_dtype not in (None, result.dtype):
@@ -63,11 +63,11 @@ def read(
                 f" load it with numpy.load(...).view({str(result.dtype)!r})."
             )
         if result.mismatch is not None:
-            say(_contradiction(result, result.mismatch))
+            say(_mismatch_sentence(result, result.mismatch))
             raise typer.Exit(EXIT_DAMAGED)
 
 
-def _facts(result: Result, out: Path | None) -> dict[str, Any]:
+def _read_facts(result: Result, out: Path | None) -> dict[str, Any]:
     mismatch = result.mismatch
     return {
         "url": result.url,
@@ -94,7 +94,7 @@ def _lines(result: Result, out: Path | None) -> list[str]:
     return [line for line in lines if line]
 
 
-def _contradiction(result: Result, mismatch: Mismatch) -> str:
+def _mismatch_sentence(result: Result, mismatch: Mismatch) -> str:
     where = "" if mismatch.element is None else f", the first at {mismatch.element}"
     kept = "" if result.file_dtype is None else ", and no file was written"
     return (

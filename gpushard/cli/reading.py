@@ -148,12 +148,12 @@ def read_target(
     """
     started = perf_counter()
     url, text = split_target(target)
-    store, path = _resolved(url, text)
+    store, path = _resolve_before_selection(url, text)
     with naming(store, path):
         key = (...,) if text is None else parse_selection(text)
         with hinting(store, path):
             layout = load_array(store, path, options)
-        shape, pieces = _pieces(key, layout)
+        shape, pieces = _shape_and_pieces(key, layout)
         is_shown = len(pieces) > 1 and sys.stderr.isatty()
         reader = _Reader(
             array_over(layout, store, "cpu", options),
@@ -179,7 +179,7 @@ def read_target(
     )
 
 
-def _resolved(url: str, selection: str | None) -> tuple[Store, str]:
+def _resolve_before_selection(url: str, selection: str | None) -> tuple[Store, str]:
     """Store and path of an address before a selection; raises as `resolve`."""
     try:
         with hinting(url):
@@ -192,16 +192,18 @@ def _resolved(url: str, selection: str | None) -> tuple[Store, str]:
         raise
 
 
-def _pieces(
+def _shape_and_pieces(
     key: tuple[Item, ...], layout: ArrayLayout
 ) -> tuple[tuple[int, ...], list[Piece]]:
     """Shape of the result of `key`, and the pieces in which it is read."""
     items = per_axis(key, layout.shape)
-    pieces = cut_selection(items, _grid(layout), layout.dtype.itemsize, PIECE_NBYTES)
+    pieces = cut_selection(
+        items, _grid_to_cut_along(layout), layout.dtype.itemsize, PIECE_NBYTES
+    )
     return result_shape(items), pieces
 
 
-def _grid(layout: ArrayLayout) -> Sequence[GridAxis]:
+def _grid_to_cut_along(layout: ArrayLayout) -> Sequence[GridAxis]:
     """Grid that a result is cut along: of shards, or of what large ones consist of."""
     nbytes = prod(axis.longest for axis in layout.axes) * layout.dtype.itemsize
     is_large = nbytes > PIECE_NBYTES and not layout.object_codecs

@@ -46,7 +46,7 @@ def _write_sample(dest: str) -> dict[str, Any]:
     target = _new_directory(dest)
     source = files("gpushard") / "data" / "eraint.zarr"
     try:
-        nbytes = _copy(source, target)
+        nbytes = _copy_directory(source, target)
     except BaseException as error:
         # The directory was empty, so its content is the sample's, which would prevent a
         # second try.
@@ -107,13 +107,13 @@ def _unwritable(dest: str, error: OSError) -> StoreError:
     )
 
 
-def _copy(source: Traversable, target: Path) -> int:
+def _copy_directory(source: Traversable, target: Path) -> int:
     """Copy a directory of the package, maybe in an archive; returns the bytes."""
     nbytes = 0
     for child in source.iterdir():
         if child.is_dir():
             (target / child.name).mkdir()
-            nbytes += _copy(child, target / child.name)
+            nbytes += _copy_directory(child, target / child.name)
         else:
             nbytes += (target / child.name).write_bytes(child.read_bytes())
     return nbytes

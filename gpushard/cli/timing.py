@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.cli.comparison import have_same_elements
-from gpushard.cli.contenders import Contender, Key, contenders
+from gpushard.cli.contenders import Contender, Key, open_contenders
 
 _N_SINGLE, _N_BATCH = 32, 256
 
@@ -25,7 +25,7 @@ class TimedReads(NamedTuple):
     """
 
     name: str
-    about: str
+    description: str
     keys: Callable[[int], list[Key]]
 
 
@@ -98,30 +98,30 @@ def measure(
 
     The first read of each is not timed, but compared with gpushard's.
     """
-    team = contenders(array)
+    readers = open_contenders(array)
     rows: list[tuple[TimedReads, list[Timing]]] = []
     for workload in workloads(array.shape, array.dtype.itemsize, most_nbytes):
-        want = [team[0].read(key) for key in workload.keys(0)]
-        timings = [_checked(one, workload, want) for one in team]
+        expected = [readers[0].read(key) for key in workload.keys(0)]
+        timings = [_compared(one, workload, expected) for one in readers]
         for repetition in range(1, repetitions + 1):
-            turn = repetition % len(team)
-            order = [*range(turn, len(team)), *range(turn)]
+            turn = repetition % len(readers)
+            order = [*range(turn, len(readers)), *range(turn)]
             for i in order:
                 if not timings[i].trouble:
-                    _time(team[i], workload.keys(repetition), timings[i])
+                    _time(readers[i], workload.keys(repetition), timings[i])
         rows.append((workload, timings))
-    return team, rows
+    return readers, rows
 
 
-def _checked(
-    contender: Contender, workload: TimedReads, want: Sequence[NDArray[Any]]
+def _compared(
+    contender: Contender, workload: TimedReads, expected: Sequence[NDArray[Any]]
 ) -> Timing:
     try:
         got = [contender.read(key) for key in workload.keys(0)]
     except Exception as error:  # noqa: BLE001 - a contender may raise anything
         text = str(error).strip().splitlines()
         return Timing(contender.name, [], [], text[0] if text else repr(error))
-    are_same = all(map(have_same_elements, want, got))
+    are_same = all(map(have_same_elements, expected, got))
     return Timing(contender.name, [], [], "" if are_same else "other elements")
 
 
@@ -133,8 +133,8 @@ def _time(contender: Contender, keys: Sequence[Key], timing: Timing) -> None:
     timing.cpu_s.append(process_time() - cpu)
 
 
-def ratio(timings: Sequence[Timing]) -> float | None:
+def ratio_to_best(timings: Sequence[Timing]) -> float | None:
     """Median time of the best other contender over gpushard's; None without one."""
     mine, *others = [median(t.wall_s) if t.wall_s else None for t in timings]
-    told = [time for time in others if time is not None]
-    return min(told) / mine if told and mine else None
+    times = [time for time in others if time is not None]
+    return min(times) / mine if times and mine else None

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from gpushard.cli.device_comparison import compare_devices
-from gpushard.cli.limits import in_words
+from gpushard.cli.limits import limit_hint
 from gpushard.converting.mark import NAME, has_mark
 from gpushard.devices.find import find_device
 from gpushard.errors import GpushardError, LimitError, naming
@@ -27,7 +27,7 @@ from gpushard.writing.maintenance import Repaired, repair_shards
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VerifySettings:
     """The settings of a verification.
 
     Attributes
@@ -72,29 +72,29 @@ class Outcome:
         }
 
 
-def verify_url(url: str, wanted: Wanted, *, progress: bool | None) -> Outcome:
+def verify_url(url: str, settings: VerifySettings, *, progress: bool | None) -> Outcome:
     """Verify the array, or the arrays of the group, at `url`.
 
     Progress is shown on stderr; if `progress` is None, on a terminal only. Raises
-    `GpushardError` if there is neither, the store fails, or `wanted` cannot be done.
+    `GpushardError` if there is neither, or the store or the device fails.
     """
     started = perf_counter()
     with hinting(url):
         store, path = resolve(url)
     is_shown = sys.stderr.isatty() if progress is None else progress
-    with naming(store, path), _progress(shown=is_shown) as begin:
+    with naming(store, path), _progress_bars(shown=is_shown) as begin:
         arrays = [
-            _verified(store, place, found, wanted, begin)
-            for place, found in _arrays(store, path, wanted.options)
+            _verify_one(store, place, found, settings, begin)
+            for place, found in _arrays_below(store, path, settings.options)
         ]
         if path not in {verified.array for verified in arrays}:  # a group
             group = Verification(path)
-            _look_for_conversion(store, path, group)
+            _note_unfinished_conversion(store, path, group)
             arrays += [group] if group.findings else []
     return Outcome(url, arrays, perf_counter() - started)
 
 
-def _arrays(
+def _arrays_below(
     store: Store, path: str, options: Options
 ) -> Iterator[tuple[str, Source | GpushardError]]:
     """Path and source of each array at or below `path`, or why it cannot be opened."""
@@ -115,38 +115,40 @@ def _arrays(
                 yield place, error
 
 
-def _verified(
+def _verify_one(
     store: Store,
     place: str,
-    found: Source | GpushardError,
-    wanted: Wanted,
+    source: Source | GpushardError,
+    settings: VerifySettings,
     begin: Callable[[str, int], Progress],
 ) -> Verification:
     with naming(store, place):
-        if isinstance(found, GpushardError):
-            return _unread(place, found)
-        done = Repaired([], [])
-        if wanted.repairs and found.layout.levels:
-            done = repair_shards(found)
+        if isinstance(source, GpushardError):
+            return _unread_result(place, source)
+        repaired = Repaired([], [])
+        if settings.repairs and source.layout.levels:
+            repaired = repair_shards(source)
         label = place or "/"
-        progress = begin(label, found.layout.n_objects)
+        progress = begin(label, source.layout.n_objects)
         try:
-            result = verify_array(found, decodes=wanted.decodes, progress=progress)
+            result = verify_array(source, decodes=settings.decodes, progress=progress)
         except LimitError as error:
-            return _unread(place, error)
-        result.restored = done.restored
-        _look_for_conversion(store, place, result)
-        if wanted.device is not None:
-            device = find_device(wanted.device).device
-            progress = begin(f"{label} on {wanted.device}", found.layout.n_objects)
+            return _unread_result(place, error)
+        result.restored = repaired.restored
+        _note_unfinished_conversion(store, place, result)
+        if settings.device is not None:
+            device = find_device(settings.device).device
+            progress = begin(f"{label} on {settings.device}", source.layout.n_objects)
             with suppress(LimitError):  # which is among the findings
-                compare_devices(found, device, result, progress)
-        lost = {error.shard_key: error for error in done.failed}
-        result.findings = [_worded(finding, lost) for finding in result.findings]
+                compare_devices(source, device, result, progress)
+        not_repaired = {error.shard_key: error for error in repaired.failed}
+        result.findings = [
+            _with_cli_hint(finding, not_repaired) for finding in result.findings
+        ]
         return result
 
 
-def _look_for_conversion(store: Store, place: str, result: Verification) -> None:
+def _note_unfinished_conversion(store: Store, place: str, result: Verification) -> None:
     """Note in `result` that a conversion to `place` is not finished, if so.
 
     What it has yet to write is missing, which is no damage.
@@ -161,24 +163,29 @@ def _look_for_conversion(store: Store, place: str, result: Verification) -> None
     result.n_unverified += 1
 
 
-def _worded(finding: Finding, lost: Mapping[Any, GpushardError]) -> Finding:
-    """The finding with a hint for the command line; `lost` are shards not repaired."""
-    hint = in_words(finding.hint)
-    if finding.kind == "torn" and (why := lost.get(finding.shard_key)):
+def _with_cli_hint(
+    finding: Finding, not_repaired: Mapping[Any, GpushardError]
+) -> Finding:
+    """The finding, with a hint in the words of the command line.
+
+    `not_repaired` has the errors of repairs by the keys of shards.
+    """
+    hint = limit_hint(finding.hint)
+    if finding.kind == "torn" and (why := not_repaired.get(finding.shard_key)):
         hint = f"{why.what}: {why.hint}"
     return replace(finding, hint=hint)
 
 
-def _unread(place: str, error: GpushardError) -> Verification:
+def _unread_result(place: str, error: GpushardError) -> Verification:
     """Verification of an array that cannot be read, or not within the limits."""
-    error.hint = in_words(error.hint)
+    error.hint = limit_hint(error.hint)
     unread = Finding.of(error, "", kind="unreadable", n_inner_chunks=0)
     checks = [Check("the array", False, str(error))]
     return Verification(place, checks, {}, [unread], 1, 0, 1)
 
 
 @contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
+def _progress_bars(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
     """Function that begins a bar on stderr, if `shown`, and returns its callback."""
     if not shown:
         yield lambda _label, _total: lambda _n_objects, _nbytes: None

@@ -19,10 +19,10 @@ from gpushard.cli.output import (
     say,
 )
 from gpushard.cli.verify_report import (
+    finding_text,
     inner_chunk_text,
     report_rows,
-    story,
-    total,
+    summary,
     verdict,
     write_report,
 )
@@ -65,10 +65,11 @@ def verify(
     """Verify every shard index and checksum; tell what is broken where."""
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # Imported here, because `--help` needs neither NumPy nor the reader.
-        from gpushard.cli.verification import Wanted, verify_url
+        from gpushard.cli.verification import VerifySettings, verify_url
 
-        wanted = Wanted(decode or device is not None, device, repair, options_of(limit))
-        outcome = verify_url(url, wanted, progress=progress)
+        decodes, options = decode or device is not None, options_of(limit)
+        settings = VerifySettings(decodes, device, repair, options)
+        outcome = verify_url(url, settings, progress=progress)
     # The verification may have taken hours, so a page that cannot be written must not
     # suppress the printed result, and a full stdout must not suppress the page.
     with failures_in_a_sentence(debug=debug):
@@ -102,7 +103,7 @@ def _print(outcome: Outcome) -> None:
             n_more = verified.n_findings - _MOST_LINES
             print_text(f"... and {n_more:,} more: see --json or --html")
     if len(outcome.arrays) > 1:
-        print_text("", f"{outcome.url}: {total(outcome)}")
+        print_text("", f"{outcome.url}: {summary(outcome)}")
 
 
 def _finding_row(found: Finding) -> tuple[str, ...]:
@@ -111,5 +112,5 @@ def _finding_row(found: Finding) -> tuple[str, ...]:
         found.kind,
         found.shard_key,
         inner_chunk_text(found),
-        story(found),
+        finding_text(found),
     )

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from gpushard.cli.verification import Outcome
     from gpushard.inspection.findings import Finding, Verification
 
-_NAMES = ("how bad", "what", "shard", "inner chunk", "costs", "story")
+_COLUMN_NAMES = ("how bad", "what", "shard", "inner chunk", "costs", "story")
 
 # The script hides rows that do not contain the typed text.
 _SCRIPT = """
 const field = document.querySelector('#filter');
-const told = document.querySelector('#told');
+const count = document.querySelector('#shown');
 if (field) field.addEventListener('input', () => {
   const wanted = field.value.toLowerCase();
   let shown = 0;
@@ -26,7 +26,7 @@ if (field) field.addEventListener('input', () => {
     row.hidden = !row.textContent.toLowerCase().includes(wanted);
     shown += !row.hidden;
   }
-  told.textContent = shown + ' shown';
+  count.textContent = shown + ' shown';
 });
 """
 
@@ -44,7 +44,7 @@ def verdict(verified: Verification) -> str:
     return f"DAMAGED: {n_findings:,} {cost} {n_chunks:,} {chunks}"
 
 
-def total(outcome: Outcome) -> str:
+def summary(outcome: Outcome) -> str:
     """The result for all arrays, in a few words."""
     statuses = [verified.status for verified in outcome.arrays]
     n_arrays, n_worst = len(statuses), statuses.count(outcome.status)
@@ -63,9 +63,9 @@ def report_rows(verified: Verification) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if counts:
         rows += [
-            ("shards", _shards(counts)),
-            ("inner chunks", _chunks(counts)),
-            ("bytes", _bytes(counts, verified.seconds)),
+            ("shards", _shards_text(counts)),
+            ("inner chunks", _chunks_text(counts)),
+            ("bytes", _bytes_text(counts, verified.seconds)),
         ]
     rows += [
         ("checked" if check.is_done else "NOT checked", f"{check.what}: {check.how}")
@@ -74,7 +74,7 @@ def report_rows(verified: Verification) -> list[tuple[str, str]]:
     return rows + [("restored", key) for key in verified.restored]
 
 
-def _shards(counts: dict[str, int]) -> str:
+def _shards_text(counts: dict[str, int]) -> str:
     """Number of stored objects, of all objects of the grid, and of unreadable ones."""
     n_all, n_unread = counts["n_shards"], counts["n_unread_shards"]
     n_stored = n_all - counts["n_missing_shards"] - n_unread
@@ -82,7 +82,7 @@ def _shards(counts: dict[str, int]) -> str:
     return f"{n_stored:,} stored of {n_all:,} in the grid{unread}"
 
 
-def _chunks(counts: dict[str, int]) -> str:
+def _chunks_text(counts: dict[str, int]) -> str:
     """Number of stored, of missing, and of checked inner chunks."""
     return (
         f"{counts['n_inner_chunks']:,} stored,"
@@ -91,7 +91,7 @@ def _chunks(counts: dict[str, int]) -> str:
     )
 
 
-def _bytes(counts: dict[str, int], seconds: float) -> str:
+def _bytes_text(counts: dict[str, int], seconds: float) -> str:
     """Stored size, bytes read, and the rate."""
     return (
         f"{counts['stored_nbytes']:,} stored, {counts['unused_nbytes']:,} unused,"
@@ -104,15 +104,15 @@ def inner_chunk_text(found: Finding) -> str:
     return "-" if found.inner_chunk is None else str(found.inner_chunk)
 
 
-def story(found: Finding) -> str:
+def finding_text(found: Finding) -> str:
     """What is wrong, with expected and got."""
     sides: tuple[tuple[str, Any], ...] = (
         ("codec", found.codec),
         ("expected", found.expected),
         ("got", found.got),
     )
-    told = [f"{name} {value}" for name, value in sides if value is not None]
-    text = found.message + (f" ({', '.join(told)})" if told else "")
+    facts = [f"{name} {value}" for name, value in sides if value is not None]
+    text = found.message + (f" ({', '.join(facts)})" if facts else "")
     return f"{text}; {found.hint}" if found.hint else text
 
 
@@ -126,7 +126,7 @@ def write_report(path: Path, outcome: Outcome) -> None:
     body = (
         f"<h1>{escaped(heading)}</h1>"
         f'<p class="badge {_css(outcome.status)}" id="status">'
-        f"{escaped(total(outcome))}</p>"
+        f"{escaped(summary(outcome))}</p>"
         f"<h2>Findings ({n_findings:,})</h2>{_findings_html(outcome)}"
         + "".join(map(_array_html, outcome.arrays))
     )
@@ -153,8 +153,8 @@ def _findings_html(outcome: Outcome) -> str:
     return (
         '<p><label for="filter">Show only rows with </label>'
         '<input id="filter" type="search" autocomplete="off">'
-        f' <span id="told" role="status">{len(findings):,} shown</span></p>{more}'
-        + columns_table(_NAMES, _cells(findings), name="findings")
+        f' <span id="shown" role="status">{len(findings):,} shown</span></p>{more}'
+        + columns_table(_COLUMN_NAMES, _cells(findings), name="findings")
     )
 
 
@@ -166,5 +166,5 @@ def _cells(findings: list[Finding]) -> Iterator[tuple[str, ...]]:
             escaped(found.shard_key),
             escaped(inner_chunk_text(found)),
             f"{found.n_inner_chunks:,}",
-            escaped(story(found)),
+            escaped(finding_text(found)),
         )
