@@ -351,7 +351,7 @@ def test_small_reads_never_load_the_loops(seen, monkeypatch):
 
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_load", load)
-    monkeypatch.setattr(choice, "_counted", choice._Counted())
+    monkeypatch.setattr(choice, "_counts", choice._ReadCounts())
     default = Options(small_read_chunks=0)
     gpushard.open_array(held(stored([ZSTD]).objects), options=default)[...]
     assert kind_of_sink(seen) is HostSink
@@ -361,10 +361,10 @@ def test_small_reads_never_load_the_loops(seen, monkeypatch):
 def test_many_small_reads_load_the_loops_in_the_end(is_kept, seen, monkeypatch):
     loops = choice._load()
     monkeypatch.setattr(choice, "_loaded", [])
-    monkeypatch.setattr(choice, "_kept", lambda: loops if is_kept else None)
-    monkeypatch.setattr(choice, "_compiled", lambda: loops)
+    monkeypatch.setattr(choice, "_kept_loops", lambda: loops if is_kept else None)
+    monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
     monkeypatch.setattr(choice._aside, "is_over", lambda: True)
-    monkeypatch.setattr(choice, "_counted", choice._Counted())
+    monkeypatch.setattr(choice, "_counts", choice._ReadCounts())
     most = 5 * VALUES.nbytes * (64 if is_kept else 1)
     options = Options(small_read_chunks=0, compile_nbytes=most)
     a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)

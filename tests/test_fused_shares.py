@@ -104,7 +104,7 @@ def test_a_call_ends_after_about_as_many_boxes_as_it_may_place():
     placer.run(boxes, 0, claimed)
     assert claimed.first_left == 3
     assert claimed.is_placed.sum() == claimed.is_placed[:30].sum() == 30
-    claimed.end()
+    claimed.stop_claims()
     assert not claimed.are_left
     placer.run(boxes, 0, claimed)
     assert claimed.is_placed.sum() == 30
@@ -159,11 +159,11 @@ def test_a_call_places_no_more_boxes_than_decoding_or_the_caller_allows():
 
 def test_a_disk_is_told_of_what_two_calls_claim():
     claimed = Shares(np.arange(0, 101, 10), 20)
-    assert claimed.soon() == 4
+    assert claimed.end_of_next() == 4
     claimed._next[0] = 8
-    assert claimed.soon() == 10
-    claimed.end()
-    assert claimed.soon() == 10
+    assert claimed.end_of_next() == 10
+    claimed.stop_claims()
+    assert claimed.end_of_next() == 10
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ _KEPT_SHARE = 64
 _SMALL_READ_NBYTES = 16 * KIB
 
 
-class _Counted:
+class _ReadCounts:
     """Counts what the process has read and what the loops could have read.
 
     Attributes
@@ -55,15 +55,15 @@ class _Counted:
     is_settled = False
 
 
-class _Turn:
+class _LoadTurn:
     """Whose turn it is to load the loops; `is_loading` while somebody does."""
 
     alone = Alone()
     is_loading = False
 
 
-_counted = _Counted()
-_turn = _Turn()
+_counts = _ReadCounts()
+_turn = _LoadTurn()
 _aside = Aside()
 _loaded: list[Any] = []
 
@@ -105,8 +105,8 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
 
 def _count(nbytes: int) -> None:
     """Count decoded bytes. Threads that do at the same time lose some of them."""
-    _counted.nbytes += nbytes
-    _counted.all_nbytes += nbytes
+    _counts.nbytes += nbytes
+    _counts.all_nbytes += nbytes
 
 
 def row_decoder(source: Source, n_rows: int) -> RowDecoder | None:
@@ -128,16 +128,16 @@ def note_small_read(source: Source) -> None:
     After some tens, loops that an earlier process compiled are loaded. Small reads have
     none compiled, and do not wait for a thread that compiles them.
     """
-    if _counted.is_settled:
+    if _counts.is_settled:
         return
     chain = fused_chain(source)
     if chain is None or not chain.has_short_ways:
         return
-    _counted.all_nbytes += _SMALL_READ_NBYTES
-    is_due = _counted.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE
+    _counts.all_nbytes += _SMALL_READ_NBYTES
+    is_due = _counts.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE
     if is_due and not _turn.alone.is_entered:
         _load(compiles=False)
-        _counted.is_settled = True
+        _counts.is_settled = True
 
 
 def _suitable(
@@ -195,11 +195,11 @@ def relay_loops(options: Options, nbytes: int) -> CompiledLoops | None:
 
 def _are_due(options: Options) -> bool:
     """Whether loops that were compiled before are worth loading."""
-    return _counted.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
+    return _counts.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
 
 
 def _load_for(options: Options) -> Any:
-    compiles = _counted.nbytes >= options.compile_nbytes
+    compiles = _counts.nbytes >= options.compile_nbytes
     return _load(compiles=compiles, waits=not options.compile_nbytes)
 
 
@@ -223,7 +223,7 @@ def _loading() -> Iterator[None]:
 
 
 @cache
-def _kept() -> Any:
+def _kept_loops() -> Any:
     """The loops that another process compiled, looked for once; None if none did."""
     with _loading():
         from gpushard.fused.loading import load_kept
@@ -231,7 +231,7 @@ def _kept() -> Any:
         return load_kept()
 
 
-def _compiled() -> Any:
+def _compiled_loops() -> Any:
     try:
         with _loading():
             from gpushard.fused.loading import load
@@ -253,9 +253,9 @@ def _load(*, compiles: bool = True, waits: bool = True) -> Any:
 
 def _look_for_loops(compiles: bool, waits: bool) -> None:
     try:
-        if not _loaded and (kept := _kept()) is not None:
+        if not _loaded and (kept := _kept_loops()) is not None:
             _loaded.append(kept)
         if not _loaded and compiles and (waits or _aside.is_over()):
-            _loaded.append(_compiled())
+            _loaded.append(_compiled_loops())
     except OSError as error:
         _refuse_all_but_no_descriptor(error)

@@ -215,7 +215,7 @@ class DirectRead:
             return None
 
     def _finish(
-        self, first: int, bounds: Ints, kept: KeptBoxes | None, done: FileBoxes
+        self, first: int, bounds: Ints, kept: KeptBoxes | None, file_boxes: FileBoxes
     ) -> None:
         """Note shards that must be read again; keep inner chunks if no file changed.
 
@@ -224,14 +224,14 @@ class DirectRead:
         """
         are_same = True
         for s in np.flatnonzero(np.diff(bounds)).tolist():
-            if not self._is_same(done.handles[s]):
+            if not self._is_same_file(file_boxes.handles[s]):
                 self._left.add(first + s)
                 are_same = False
         if kept is not None and are_same:
-            kept.keep(done.boxes, done.shares.is_placed)
-        self._left.update(first + s for s in done.left_of(bounds))
+            kept.keep(file_boxes.boxes, file_boxes.shares.is_placed)
+        self._left.update(first + s for s in file_boxes.left_of(bounds))
 
-    def _is_same(self, handle: FileHandle | None) -> bool:
+    def _is_same_file(self, handle: FileHandle | None) -> bool:
         """Whether a file is still the one that was opened."""
         try:
             if handle is not None:

@@ -94,7 +94,7 @@ class FileBoxes:
         except BaseException:
             # Boxes that were not tried are not left over: nobody may read them now.
             self._is_over = True
-            self.shares.end()
+            self.shares.stop_claims()
             raise
         finally:
             with self._lock:
@@ -120,7 +120,7 @@ class FileBoxes:
         their first bytes.
         """
         shares = self.shares
-        last = shares.soon()
+        last = shares.end_of_next()
         for s in range(max(self._n_announced, shares.first_left), last):
             boxes = self.boxes[shares.cuts[s] : shares.cuts[s + 1]]
             self._waits = self._waits or wait_for_disk(boxes)

@@ -181,7 +181,7 @@ def _is_long(n_chunks: int, chunk_us: float) -> bool:
 
 def short_weight(
     source: Source,
-    wanted: Mesh | ScatteredPoints,
+    on_grid: Mesh | ScatteredPoints,
     known: KnownIndex | None,
     chunk_us: float,
     n_elements: int,
@@ -193,10 +193,10 @@ def short_weight(
 
     Parameters
     ----------
-    wanted
-        What it reads.
+    on_grid
+        The selection that it reads.
     known
-        Index of the first shard of `wanted`.
+        Index of the first shard of `on_grid`.
     chunk_us
         Time that it takes to decode an inner chunk.
     n_elements
@@ -205,42 +205,42 @@ def short_weight(
     cache = source.chunks
     if cache is None:
         return None
-    if isinstance(wanted, ScatteredPoints) or not cache.is_sparing:
+    if isinstance(on_grid, ScatteredPoints) or not cache.is_sparing:
         return SPENT_WHOLE
-    n_chunks, use = wanted.n_most, ChunkUse(n_elements, _reach_of(wanted))
+    n_chunks, use = on_grid.n_most, ChunkUse(n_elements, _reach_of(on_grid))
     weight = use.weight_in(source)
     if are_kept_at_once(source, use, n_chunks, chunk_us):
         return SPENT_ENOUGH
     if not _is_long(n_chunks, chunk_us):
-        is_repeated = _is_repeated(source, wanted, known, chunk_us, weight)
+        is_repeated = _is_repeated(source, on_grid, known, chunk_us, weight)
         return SPENT_ENOUGH if is_repeated else None
     return weight if fits_cache(source, n_chunks) or len(cache) else None
 
 
 def _is_repeated(
     source: Source,
-    wanted: Mesh,
+    mesh: Mesh,
     known: KnownIndex | None,
     chunk_us: float,
     weight: int,
 ) -> bool:
     """Whether a short read repeats a recent one, judged by its first inner chunk."""
-    cache, n_chunks = source.chunks, wanted.n_most
+    cache, n_chunks = source.chunks, mesh.n_most
     is_little = n_chunks * chunk_us < _CALL_US
     is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and is_little
     first = first_key(source, known)
     if cache is None or known is None or first is None or is_too_little:
         return False
-    is_there = known.index.state.item(wanted.entry) == PRESENT
+    is_there = known.index.state.item(mesh.entry) == PRESENT
     if not (is_there and fits_cache(source, n_chunks)):
         return False
-    return cache.is_repeated(first + wanted.entry, n_chunks, weight)
+    return cache.is_repeated(first + mesh.entry, n_chunks, weight)
 
 
-def _reach_of(wanted: Mesh) -> int:
+def _reach_of(mesh: Mesh) -> int:
     """Distance in bytes from the first to the last element taken of an inner chunk."""
     reach = 0
-    for column in wanted.columns:
+    for column in mesh.columns:
         length = min(column[N_ELEMENTS] * max(column[STEP], 1), column[CELL])
         reach += (length - 1) * column[CHUNK_STRIDE]
     return reach

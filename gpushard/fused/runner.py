@@ -76,7 +76,7 @@ class Loops:
         )
 
 
-class _Ready(NamedTuple):
+class _ThreadWords(NamedTuple):
     """What the loops must know of a thread, and what holds the memory they point to."""
 
     decoder: Decoder
@@ -159,7 +159,7 @@ class BoxPlacer:
                 own_opener = opener._replace(status=status)
                 compiled.place_objects((ready.decoder, own_opener), *arrays, shares)
         elif shares is not None:
-            shares.end()
+            shares.stop_claims()
         return is_placed
 
     @property
@@ -189,7 +189,9 @@ class BoxPlacer:
         memory = _memory.buffer("plan", memory_nbytes).address
         return ready.decoder, address_of(_memory.work), memory
 
-    def _ready(self, widest: int, window_nbytes: int, keeps: bool) -> _Ready | None:
+    def _ready(
+        self, widest: int, window_nbytes: int, keeps: bool
+    ) -> _ThreadWords | None:
         """What the loops need; None if this thread gets no context.
 
         `widest` is the stored size of the largest Blosc frame, and `keeps` is whether
@@ -233,7 +235,7 @@ class BoxPlacer:
             chain.shuffled,
             held[-1].address if planes_nbytes else 0,
         )
-        return _Ready(decoder, tuple(held))
+        return _ThreadWords(decoder, tuple(held))
 
 
 class BoxRunner(BoxPlacer):

@@ -107,12 +107,12 @@ class Shares:
         while self.are_left:
             yield task
 
-    def soon(self) -> int:
+    def end_of_next(self) -> int:
         """End of the shares that the next two calls will claim."""
         reach = int(self.cuts[self.first_left]) + 2 * self._most
         return min(int(np.searchsorted(self.cuts, reach)), len(self.cuts) - 1)
 
-    def end(self) -> None:
+    def stop_claims(self) -> None:
         """Stop all claims."""
         # A concurrent claim adds 1 to this or is overwritten; the number stays high.
         self._next[0] = _NONE_LEFT

@@ -122,42 +122,42 @@ class ShortReader:
             The store failed.
         """
         chain = self._chain.into(out.dtype)
-        wanted = None if chain is None else lay_over(selection, self._grid, out)
-        if chain is None or wanted is None:
+        on_grid = None if chain is None else lay_over(selection, self._grid, out)
+        if chain is None or on_grid is None:
             return False
         is_cast = chain.out_itemsize != chain.dtype.itemsize
-        if isinstance(wanted, ScatteredPoints) and is_cast:
+        if isinstance(on_grid, ScatteredPoints) and is_cast:
             return False  # the loops lay points out in elements of the array
         try:
-            return self._read(source, chain, wanted, out)
+            return self._read(source, chain, on_grid, out)
         except ObjectChangedError as error:
-            for coordinate in wanted.shards:
+            for coordinate in on_grid.shards:
                 source.indexes.drop_shard(coordinate)
-            return self._read(source, chain, wanted, out, seen=error.shard_key)
+            return self._read(source, chain, on_grid, out, seen=error.shard_key)
 
     def _read(
         self,
         source: Source,
         chain: FusedChain,
-        wanted: Mesh | ScatteredPoints,
+        on_grid: Mesh | ScatteredPoints,
         out: NDArray[Any],
         seen: str | None = None,
     ) -> bool:
         """Read once; `seen` is the key of a shard that existed a moment ago."""
-        shards = self._open(source, wanted, seen)
+        shards = self._open(source, on_grid, seen)
         if shards is None:
             return False
         first = shards.known[0]
         planned = self._planned._replace(target=address_of(out))
-        call = self._call_for(source, chain, wanted, out.nbytes)
-        weight = short_weight(source, wanted, first, chain.chunk_us, out.size)
+        call = self._call_for(source, chain, on_grid, out.nbytes)
+        weight = short_weight(source, on_grid, first, chain.chunk_us, out.size)
         waits = False
-        if call is not None and weight is None and isinstance(wanted, Mesh):
-            waits = _waits(first, shards.handles[0], wanted.entry)
-            if not waits and call.read_axes(planned, wanted, shards.rows):
+        if call is not None and weight is None and isinstance(on_grid, Mesh):
+            waits = _waits(first, shards.handles[0], on_grid.entry)
+            if not waits and call.read_axes(planned, on_grid, shards.rows):
                 self._confirm(shards.handles)
                 return True
-        boxes = wanted.plan(self._loops.compiled, planned, shards.rows)
+        boxes = on_grid.plan(self._loops.compiled, planned, shards.rows)
         if len(boxes.columns) != boxes.n_wanted:
             return False
         placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
@@ -166,11 +166,11 @@ class ShortReader:
         )
 
     def _open(
-        self, source: Source, wanted: Mesh | ScatteredPoints, seen: str | None
+        self, source: Source, on_grid: Mesh | ScatteredPoints, seen: str | None
     ) -> _OpenShards | None:
         """The shards of a selection; None if an index is damaged, or there are many."""
-        keys = [source.key(c) for c in wanted.shards]
-        known = self._indexes(source, wanted.shards, keys)
+        keys = [source.key(c) for c in on_grid.shards]
+        known = self._indexes(source, on_grid.shards, keys)
         if known is None:
             return None
         for index, key in zip(known, keys, strict=True):

@@ -36,7 +36,7 @@ _MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
 _NOTHING = (0,) * 2
 
 
-class _Cut(NamedTuple):
+class _ChunkPart(NamedTuple):
     """What a key selects of one inner chunk.
 
     Attributes
@@ -146,7 +146,7 @@ class SingleReader:
         return out if cut.shape else out[()]
 
     def _read_through(
-        self, cache: ChunkCache, cut: _Cut, known: KnownIndex, place: _Place
+        self, cache: ChunkCache, cut: _ChunkPart, known: KnownIndex, place: _Place
     ) -> bool:
         """Read from an inner chunk that is kept, or keep it; False if that failed."""
         name, number, target = place
@@ -164,7 +164,7 @@ class SingleReader:
         return is_read
 
     def _read(
-        self, cut: _Cut, known: KnownIndex, name: str, target: int, kept: int = 0
+        self, cut: _ChunkPart, known: KnownIndex, name: str, target: int, kept: int = 0
     ) -> bool:
         """Whether an inner chunk could be read from its file, with its wanted part.
 
@@ -189,7 +189,7 @@ class SingleReader:
             return False
         return True
 
-    def _cut(self, items: tuple[Any, ...]) -> _Cut | None:
+    def _cut(self, items: tuple[Any, ...]) -> _ChunkPart | None:
         """What integers and slices select, if that is a part of one inner chunk."""
         if len(items) > len(self._axes):
             return None
@@ -229,11 +229,11 @@ class SingleReader:
         if extent > self._most_wanted:
             return None
         wanted = tuple(lengths), tuple(strides), tuple(shape)
-        return _Cut(tuple(shard), entry, offset, extent, *wanted)
+        return _ChunkPart(tuple(shard), entry, offset, extent, *wanted)
 
     def _place(
         self,
-        cut: _Cut,
+        cut: _ChunkPart,
         encoded: tuple[int, int],
         place: tuple[int, int, int],
         target: int,

@@ -126,13 +126,13 @@ class ObjectRead:
         block: ShardBlock,
         row: Ints,
         opening: Opening,
-        some: FileBoxes,
+        file_boxes: FileBoxes,
     ) -> None:
         """Fill what is missing, and note the files that must be read again."""
         missing = opening.missing
         if self._job.tally.is_summed:
-            _, firsts = np.unique(some.boxes[:, ENTRY], return_index=True)
-            nbytes = int(some.boxes[firsts, NBYTES].sum())
+            _, firsts = np.unique(file_boxes.boxes[:, ENTRY], return_index=True)
+            nbytes = int(file_boxes.boxes[firsts, NBYTES].sum())
             self._job.tally.add(payload_nbytes=nbytes)
         if missing.any() and self._files.store.open_root() is None:
             missing[:] = False  # the general path says that the directory is gone
@@ -140,7 +140,7 @@ class ObjectRead:
         if is_missing.any():
             self._host.fill(self._job, block, np.flatnonzero(is_missing))
         left = np.zeros(len(missing), np.bool_)
-        left[block.shard[row[~some.shares.is_placed]]] = True
+        left[block.shard[row[~file_boxes.shares.is_placed]]] = True
         left &= ~missing
         if left.any():
             self._left.append(rows_of(block, left))
