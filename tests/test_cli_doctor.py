@@ -104,7 +104,7 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
     installed = dict.fromkeys(["numba", "blosc2", "cffi"], "1.0")
     monkeypatch.setattr(diagnosis, "installed", lambda name: installed.get(name))
     for place, told in ((tmp_path / "code.bin", str(tmp_path)), (None, None)):
-        monkeypatch.setattr(kept_code, "place", lambda place=place: place)
+        monkeypatch.setattr(kept_code, "kept_file", lambda place=place: place)
         facts = run_json("doctor")
         assert facts["loops are kept in"] == told
         assert any("XDG_CACHE_HOME" in a for a in facts["advice"]) == (place is None)
@@ -113,7 +113,7 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
 @pytest.mark.skipif(not kept_code.can_keep(), reason="no code is kept on this system")
 def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "installed", lambda _: "1.0")
-    monkeypatch.setattr(kept_code, "place", lambda: tmp_path / "code.bin")
+    monkeypatch.setattr(kept_code, "kept_file", lambda: tmp_path / "code.bin")
     assert run_json("doctor")["loops are compiled"] is False
     assert f"{tmp_path}, not compiled yet" in run("doctor").stdout
     kept_code.keep(MachineCode(b"code", 0, ()))

@@ -36,9 +36,9 @@ pytestmark = pytest.mark.skipif(not HERE, reason="code is kept on Linux and x86-
 def folder(tmp_path, monkeypatch):
     """Where nothing is kept yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     yield tmp_path / "gpushard" / "loops"
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
 
 
 def wait_for(process: Aside) -> None:
@@ -51,16 +51,16 @@ def wait_for(process: Aside) -> None:
 def test_another_process_takes_its_turn_to_compile(tmp_path, monkeypatch):
     """Here it finds what it would make: compiling takes half a minute."""
     choice._load()
-    code = kept_code.place()
+    code = kept_code.kept_file()
     if code is None or not code.exists():
         pytest.skip("code of the loops cannot be kept here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept_code.place.cache_clear()
-    place = kept_code.place()
+    kept_code.kept_file.cache_clear()
+    place = kept_code.kept_file()
     shutil.copy(code, place)
     process = Aside()
     wait_for(process)
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     assert {p.name for p in place.parent.iterdir()} == {
         place.name,
         f"{place.stem}.lock",
@@ -120,7 +120,7 @@ def test_a_program_that_is_frozen_starts_nothing(folder, monkeypatch):
 
 
 def test_nothing_is_started_where_no_code_is_kept(monkeypatch):
-    monkeypatch.setattr(kept_code, "place", lambda: None)
+    monkeypatch.setattr(kept_code, "kept_file", lambda: None)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
     assert Aside().is_over()
 
@@ -160,7 +160,7 @@ def test_one_process_compiles_at_a_time(folder):
     held_turn, let_go, order = Event(), Event(), []
 
     def first():
-        with kept_code.turn():
+        with kept_code.compile_lock():
             held_turn.set()
             let_go.wait(10)
             order.append("first")
@@ -168,7 +168,7 @@ def test_one_process_compiles_at_a_time(folder):
     def second():
         held_turn.wait(10)
         let_go.set()
-        with kept_code.turn():
+        with kept_code.compile_lock():
             order.append("second")
 
     with ThreadPoolExecutor(2) as pool:
@@ -178,8 +178,8 @@ def test_one_process_compiles_at_a_time(folder):
 
 
 def test_where_no_code_is_kept_nobody_waits(monkeypatch):
-    monkeypatch.setattr(kept_code, "place", lambda: None)
-    with kept_code.turn(), kept_code.turn():
+    monkeypatch.setattr(kept_code, "kept_file", lambda: None)
+    with kept_code.compile_lock(), kept_code.compile_lock():
         pass
 
 

@@ -67,16 +67,16 @@ def folder(tmp_path, monkeypatch):
     no_folder = tmp_path / "file"
     no_folder.touch()
     monkeypatch.setenv("TMPDIR", str(no_folder))
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     yield tmp_path / "gpushard" / "loops"
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
 
 
 def test_code_runs_wherever_it_is_mapped():
     code = movable_code(object_of(MODULE), "run")
     assert code.imports == ("memmove", "memset")
     for _ in range(2):
-        mapped = kept_code.mapped(code)
+        mapped = kept_code.map_code(code)
         assert mapped is not None
         run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(mapped.address)
         for n, want in enumerate([3, 1, 4, 1]):
@@ -87,7 +87,7 @@ def test_code_runs_wherever_it_is_mapped():
 
 def test_what_runs_can_no_longer_be_written():
     code = movable_code(object_of(MODULE), "run")
-    mapped = kept_code.mapped(code)
+    mapped = kept_code.map_code(code)
     assert mapped is not None
     text = Path("/proc/self/maps").read_text(encoding="ascii")
     rights = []
@@ -175,7 +175,7 @@ def test_a_folder_that_others_may_write_or_we_may_not_is_left_alone(
     folder.chmod(mode)
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, _: path.stat().st_mode & 0o200)
-    assert kept_code.place() is None
+    assert kept_code.kept_file() is None
     kept_code.keep(CODE)
     assert list(folder.iterdir()) == []
     assert kept_code.find() is None
@@ -203,8 +203,8 @@ def test_other_cpus_compilers_and_sources_have_code_of_their_own(
 ):
     kept_code.keep(CODE)
     monkeypatch.setattr(kept_code, what, lambda *_: other)
-    kept_code.place.cache_clear()
-    assert kept_code.place() is not None
+    kept_code.kept_file.cache_clear()
+    assert kept_code.kept_file() is not None
     assert kept_code.find() is None
 
 
@@ -265,7 +265,7 @@ def test_the_loops_do_without_a_folder_to_be_kept_in(error, monkeypatch):
         return compiling.Compiled(7, "run", "")
 
     monkeypatch.setattr(compiling, "compiled", compiled)
-    monkeypatch.setattr(kept_code, "place", lambda: None)
+    monkeypatch.setattr(kept_code, "kept_file", lambda: None)
     assert isinstance(loading.load(), loading.CompiledLoops)
 
 
@@ -282,7 +282,7 @@ def test_code_that_cannot_be_moved_runs_where_it_was_compiled(folder, monkeypatc
 
 def test_where_nothing_may_be_run_that_was_written_nothing_is(folder, monkeypatch):
     kept_code.keep(CODE)
-    monkeypatch.setattr(kept_code, "mapped", lambda _: None)
+    monkeypatch.setattr(kept_code, "map_code", lambda _: None)
     monkeypatch.setattr(compiling, "compiled", lambda *_, **__: pytest.fail("compiled"))
     assert loading.load_kept() is None
     assert loading.load() is None
@@ -322,7 +322,7 @@ def no_home(folder, monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", home)
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
 
 
 @pytest.fixture
@@ -334,7 +334,7 @@ def temporary(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.usefixtures("no_home")
 def test_who_has_no_home_and_no_temporary_files_keeps_nothing():
-    assert kept_code.place() is None
+    assert kept_code.kept_file() is None
 
 
 @pytest.mark.usefixtures("no_home")

@@ -28,9 +28,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "file").touch()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "file"))
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     yield tmp_path / "gpushard" / "loops"
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
 
 
 @pytest.mark.parametrize("level", [0, 1, 2], ids=["file", "folder", "folder above"])
@@ -52,7 +52,7 @@ def test_what_a_link_leads_to_is_neither_run_nor_written(level, folder, tmp_path
 
 
 def test_a_link_in_the_place_of_a_file_that_is_written_is_not_followed(folder):
-    path = kept_code.place()
+    path = kept_code.kept_file()
     assert path is not None
     mine = folder.parent / "mine"
     mine.write_bytes(b"mine")
@@ -64,7 +64,7 @@ def test_a_link_in_the_place_of_a_file_that_is_written_is_not_followed(folder):
 
 
 def test_a_pipe_in_the_place_of_kept_code_is_not_waited_for(folder):
-    path = kept_code.place()
+    path = kept_code.kept_file()
     assert path is not None
     os.mkfifo(path, 0o600)
     assert kept_code.find() is None
@@ -77,8 +77,8 @@ def test_folders_that_depend_on_where_a_process_runs_are_ignored(
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     for home, is_kept in ((str(tmp_path / "home"), True), ("home", False)):
         monkeypatch.setenv("HOME", home)
-        kept_code.place.cache_clear()
-        path = kept_code.place()
+        kept_code.kept_file.cache_clear()
+        path = kept_code.kept_file()
         assert (path is not None) == is_kept
         assert path is None or path.is_relative_to(home)
     assert not (tmp_path / "here").exists()
@@ -88,8 +88,8 @@ def test_code_in_the_working_directory_is_never_run(folder, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_CACHE_HOME", "HOME", "TMPDIR"):
         monkeypatch.setenv(name, ".")
-    kept_code.place.cache_clear()
-    path = kept_code.place()
+    kept_code.kept_file.cache_clear()
+    path = kept_code.kept_file()
     assert path is None or not path.is_relative_to(tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_a_cpu_that_cannot_be_told_from_others_has_nothing_kept(
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nmodel\t\t: 7\n", encoding="ascii")
     monkeypatch.setattr(kept_code, "_CPU_INFO", info)
-    assert kept_code.place() is None
+    assert kept_code.kept_file() is None
 
 
 REFUSED = """
@@ -119,7 +119,7 @@ if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0) != 0:
     sys.exit(77)
 from gpushard.fused import kept_code, loading
 from gpushard.fused.elf import MachineCode
-assert kept_code.mapped(MachineCode(bytes(8), 0, ())) is None
+assert kept_code.map_code(MachineCode(bytes(8), 0, ())) is None
 assert loading.load() is None
 assert "numba" not in sys.modules
 """

@@ -99,7 +99,7 @@ def test_rows_of_smaller_outputs_stay_in_the_caches(placed, least, large, monkey
     streams = set()
 
     def place_boxes(self, decoder, *arguments):
-        streams.add(decoder.streams)
+        streams.add(decoder.writes_past_cache)
         return plain(self, decoder, *arguments)
 
     plain = CompiledLoops.place_boxes

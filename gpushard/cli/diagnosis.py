@@ -74,7 +74,7 @@ def are_loops_kept() -> bool:
 def _loops_folder() -> str | None:
     if not installed("numba"):
         return None
-    place = kept_code.place()
+    place = kept_code.kept_file()
     return place and str(place.parent)
 
 

@@ -23,7 +23,7 @@ for fd in map(int, os.listdir("/proc/self/fd")):
 sys.path[:] = sys.argv[1:]
 os.nice(2)
 from gpushard.fused import kept_code, loading
-with kept_code.turn():
+with kept_code.compile_lock():
     loading.load()
 """
 # In a program that embeds Python, `sys.executable` may be that program.
@@ -56,7 +56,7 @@ class Aside:
 
 def _start() -> int | None:
     """Number of a process that compiles; None if none can, or none could keep code."""
-    if kept_code.place() is None or getattr(sys, "frozen", False):
+    if kept_code.kept_file() is None or getattr(sys, "frozen", False):
         return None
     if not _PYTHON.fullmatch(Path(sys.executable or "").name):
         return None

@@ -76,7 +76,7 @@ OFFSETS, SIZES, STATES, HANDLE, END = range(5)
 SHARD_COLUMNS = 5
 
 # The tasks of the compiled function, and the words that describe a task (int64; arrays
-# by their addresses). They precede a `Decoder` or a `Planned`.
+# by their addresses). They precede a `Decoder` or a `PlanParameters`.
 # - 0: the task, one of the constants below.
 # - 1 to 3: the strides, the number of parts, the number of axes.
 # - 4 and 5: the boxes, and their number.
@@ -95,7 +95,7 @@ SHARD_COLUMNS = 5
 # words 1 to 11 are 0.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
 # follow, and the words 1 and 10 are their distance from the first word. Between the
-# `Planned` and the axes are words to place boxes and a `Decoder`.
+# `PlanParameters` and the axes are words to place boxes and a `Decoder`.
 (
     PLACE_BOXES,
     PLAN_BOXES,
@@ -138,11 +138,11 @@ class Decoder(NamedTuple):
         `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
     has_crc
         Whether four bytes of CRC-32C follow the payload.
-    function, context
+    decode, context
         Addresses of the decompressor and of its context; 0 if there is none.
     reset
         Address of the function that readies the context for another stream, or 0.
-    part
+    decode_part
         Address of the function that decodes as much of a stream as it is given, or 0.
     read
         Address of the system's `pread`.
@@ -159,7 +159,7 @@ class Decoder(NamedTuple):
         Bytes of an element, and of one in the output.
     change
         Change to elements: `COPY`, `BOOL`, the bytes to reverse (2, 4, 8), or a cast.
-    streams
+    writes_past_cache
         Whether rows that fill cache lines are written past the cache.
     shuffled
         Bytes of an element if streams have the bytes of the same significance side by
@@ -170,10 +170,10 @@ class Decoder(NamedTuple):
 
     kind: int
     has_crc: int
-    function: int
+    decode: int
     context: int
     reset: int
-    part: int
+    decode_part: int
     read: int
     chunk_nbytes: int
     scratch: int
@@ -184,7 +184,7 @@ class Decoder(NamedTuple):
     itemsize: int
     out_itemsize: int
     change: int
-    streams: int
+    writes_past_cache: int
     shuffled: int
     planes: int
 
@@ -321,7 +321,7 @@ class Team(NamedTuple):
 
     Attributes
     ----------
-    n, words, words_nbytes
+    n_threads, words, words_nbytes
         Number of threads, address of what the first one is told (`RELAY_RANGES`, with a
         `Relay`), and bytes from that to the next one's.
     loops
@@ -334,7 +334,7 @@ class Team(NamedTuple):
         Addresses of the system's functions, see `libraries.ThreadCalls`.
     """
 
-    n: int
+    n_threads: int
     words: int
     words_nbytes: int
     loops: int
@@ -346,7 +346,7 @@ class Team(NamedTuple):
     unlock: int
 
 
-class Planned(NamedTuple):
+class PlanParameters(NamedTuple):
     """What the loops must know of an array and of an output, to plan boxes.
 
     Attributes
@@ -361,7 +361,7 @@ class Planned(NamedTuple):
         Address of an inner chunk of fill values, in its stored form.
     target
         Address of the output's first element.
-    room
+    work
         Address of memory for the loops to work in.
     """
 
@@ -371,7 +371,7 @@ class Planned(NamedTuple):
     is_plain: int
     fill: int
     target: int
-    room: int
+    work: int
 
 
 def sorting_words(n_boxes: int, n_columns: int) -> int:

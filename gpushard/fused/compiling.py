@@ -32,7 +32,7 @@ from gpushard.fused.columns import (
     WORK_ROWS,
     Decoder,
     Opener,
-    Planned,
+    PlanParameters,
     Poll,
     Relay,
     Team,
@@ -43,10 +43,10 @@ from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 from gpushard.fused.polling import poll
 from gpushard.fused.relaying import relay_pieces, relay_together
 
-_decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(Planned)
+_decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(PlanParameters)
 _opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)
 _team, _poll = calls.tuple_at(Team), calls.tuple_at(Poll)
-_N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
+_N_DECODER, _N_PLANNED = len(Decoder._fields), len(PlanParameters._fields)
 
 
 class Compiled(NamedTuple):

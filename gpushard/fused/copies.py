@@ -148,7 +148,7 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
     """Copy the runs along the innermost remaining axis."""
     n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
-    if d.streams and d.change == COPY and (run | target | outer) & 63 == 0:
+    if d.writes_past_cache and d.change == COPY and (run | target | outer) & 63 == 0:
         for k in range(n):
             to, at = target + k * outer, source + k * inner
             for i in range(0, run, 64):

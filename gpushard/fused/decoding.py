@@ -73,7 +73,7 @@ def _decode_stream(
     if d.kind == RAW:
         return source if nbytes == d.chunk_nbytes else 0
     if d.kind == BLOSC:
-        library = (d.function, d.context, d.staging, d.staging_nbytes)
+        library = (d.decode, d.context, d.staging, d.staging_nbytes)
         return decode_frame(library, source, nbytes, target, d.chunk_nbytes, wanted)
     if d.kind == ZSTD:
         is_whole = _decode_zstd(d, source, nbytes, target, wanted[1])
@@ -97,12 +97,12 @@ def _decode_zstd(d: Decoder, source: int, nbytes: int, target: int, n: int) -> b
     """Whether one frame decodes to exactly an inner chunk, checked up to byte `n`."""
     if not is_one_frame(source, nbytes):
         return False
-    if d.part:
-        library = (d.reset, d.part, d.context, d.staging)
+    if d.decode_part:
+        library = (d.reset, d.decode_part, d.context, d.staging)
         if decode_first(library, source, target, (d.chunk_nbytes, n)):
             return True
     call = (d.context, target, d.chunk_nbytes, source, nbytes)
-    return calls.call_zstd(d.function, call) == d.chunk_nbytes
+    return calls.call_zstd(d.decode, call) == d.chunk_nbytes
 
 
 @calls.inner
@@ -126,7 +126,7 @@ def _inflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     calls.store_int64(stream + _NEXT_OUT, target)
     calls.store_int32(stream + _AVAIL_OUT, d.chunk_nbytes)
     return (
-        calls.call_inflate(d.function, (stream, _Z_FINISH)) == _Z_STREAM_END
+        calls.call_inflate(d.decode, (stream, _Z_FINISH)) == _Z_STREAM_END
         and calls.load_32(stream + _AVAIL_IN) == 0
         and calls.load_32(stream + _AVAIL_OUT) == 0
     )
@@ -141,6 +141,4 @@ def _libdeflate(d: Decoder, source: int, nbytes: int, target: int) -> bool:
     used = d.scratch - 16
     call = (d.context, source, nbytes, target, d.chunk_nbytes, used, 0)
     # Given no address for the decoded size, libdeflate requires the exact size.
-    return (
-        calls.call_libdeflate(d.function, call) == 0 and calls.load_64(used) == nbytes
-    )
+    return calls.call_libdeflate(d.decode, call) == 0 and calls.load_64(used) == nbytes

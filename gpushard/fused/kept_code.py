@@ -50,7 +50,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags")
 
 
-class Mapped(NamedTuple):
+class MappedCode(NamedTuple):
     """Machine code in memory: the address of its function, and the memory."""
 
     address: int
@@ -70,7 +70,7 @@ def can_keep() -> bool:
 
 
 @cache
-def place() -> Path | None:
+def kept_file() -> Path | None:
     """File for code of these sources, compilers and CPU; None if none is kept.
 
     It is in a folder to which nobody else can write.
@@ -115,7 +115,7 @@ def _is_usable(folder: Path) -> bool:
 
 def find() -> MachineCode | None:
     """The code that was kept; None if there is none that can be trusted."""
-    path = place()
+    path = kept_file()
     if path is None:
         return None
     try:
@@ -133,7 +133,7 @@ def find() -> MachineCode | None:
 
 def keep(code: MachineCode) -> None:
     """Keep code for later processes; a full disk is no error."""
-    path = place()
+    path = kept_file()
     if path is None:
         return
     head = json.dumps({"entry": code.entry, "imports": code.imports}).encode()
@@ -143,9 +143,9 @@ def keep(code: MachineCode) -> None:
 
 
 @contextmanager
-def turn() -> Iterator[None]:
+def compile_lock() -> Iterator[None]:
     """Lock that others wait for, so that a machine's processes compile only once."""
-    path = place()
+    path = kept_file()
     if path is None:
         yield
         return
@@ -161,7 +161,7 @@ def turn() -> Iterator[None]:
             os.close(lock)
 
 
-def mapped(code: MachineCode) -> Mapped | None:
+def map_code(code: MachineCode) -> MappedCode | None:
     """The code in memory where it can run; None if the system forbids that."""
     library = ctypes.CDLL(None)
     slots = b"".join(
@@ -175,13 +175,13 @@ def mapped(code: MachineCode) -> Mapped | None:
     may = mmap.PROT_READ | mmap.PROT_EXEC
     if library.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(n), may) != 0:
         return None
-    return Mapped(start + code.entry, memory)
+    return MappedCode(start + code.entry, memory)
 
 
 def may_run() -> bool:
     """Whether the system lets a process run code that it has written (Linux; W^X)."""
     nothing = MachineCode(b"\0", 0, ())
-    return sys.platform != "linux" or mapped(nothing) is not None
+    return sys.platform != "linux" or map_code(nothing) is not None
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from gpushard.fused.columns import (
     WORDS,
     Decoder,
     Opener,
-    Planned,
+    PlanParameters,
     Poll,
     Relay,
     Team,
@@ -46,7 +46,7 @@ from gpushard.selecting.selection import Ints
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
 _PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
-_PLANNING = Struct(f"={WORDS + len(Planned._fields)}q").pack
+_PLANNING = Struct(f"={WORDS + len(PlanParameters._fields)}q").pack
 _RELAYING = Struct(f"={WORDS + len(Relay._fields)}q").pack
 _TEAM = Struct(f"={WORDS + len(Team._fields)}q").pack
 _POLLING = Struct(f"={WORDS + len(Poll._fields)}q").pack
@@ -142,7 +142,7 @@ class CompiledLoops:
 
     def plan_boxes(
         self,
-        planned: Planned,
+        planned: PlanParameters,
         strides: Ints,
         cells: Ints,
         ranges: Ints,
@@ -156,7 +156,7 @@ class CompiledLoops:
 
     def plan_axes(
         self,
-        planned: Planned,
+        planned: PlanParameters,
         strides: Ints,
         axes: Ints,
         elements: Ints,
@@ -174,7 +174,12 @@ class CompiledLoops:
         )
 
     def plan_points(
-        self, planned: Planned, axes: Ints, points: Ints, shards: Ints, boxes: Ints
+        self,
+        planned: PlanParameters,
+        axes: Ints,
+        points: Ints,
+        shards: Ints,
+        boxes: Ints,
     ) -> None:
         """Write the boxes of points (see `planning.plan_points`)."""
         n_words = sorting_words(*boxes.shape)
@@ -182,11 +187,11 @@ class CompiledLoops:
         self._plan(PLAN_POINTS, planned, n_words, strides, boxes, shards, points, axes)
 
     def _plan(
-        self, which: int, planned: Planned, n_words: int, /, *arrays: Ints
+        self, which: int, planned: PlanParameters, n_words: int, /, *arrays: Ints
     ) -> int:
-        """Plan in a room of `n_words`; `arrays` come in the order of their words."""
+        """Plan with `n_words` to work in; `arrays` come in the order of their words."""
         strides, boxes, shards, columns, table = arrays
-        room = np.empty(n_words, np.int64)
+        work = np.empty(n_words, np.int64)
         return self._run(
             _PLANNING(
                 which,
@@ -201,7 +206,7 @@ class CompiledLoops:
                 columns.shape[1],
                 address_of(table),
                 *_UNUSED,
-                *planned._replace(room=address_of(room)),
+                *planned._replace(work=address_of(work)),
             )
         )
 
@@ -243,7 +248,7 @@ def load() -> CompiledLoops | None:
 
 
 def _runnable(code: MachineCode) -> CompiledLoops | None:
-    mapped = kept_code.mapped(code)
+    mapped = kept_code.map_code(code)
     return None if mapped is None else CompiledLoops(mapped.address, mapped)
 
 
@@ -251,7 +256,7 @@ def _compile() -> CompiledLoops:
     from gpushard.fused import compiling
 
     stamp = crc32(kept_code.sources())
-    if kept_code.place() is None:
+    if kept_code.kept_file() is None:
         try:
             return CompiledLoops(compiling.compiled(stamp, keeps=True).address)
         except (RuntimeError, OSError):  # numba has no folder, or the disk is full

@@ -26,7 +26,7 @@ from gpushard.fused.columns import (
     WORK_AXES,
     WORK_ROWS,
     Decoder,
-    Planned,
+    PlanParameters,
     sorting_words,
 )
 from gpushard.fused.files import window_nbytes
@@ -41,7 +41,7 @@ from gpushard.source import Source
 # Each thread keeps memory for an inner chunk of this size, stored and decoded.
 MOST_NBYTES = 2 * MIB
 _NO_SHARES = (0,) * 4
-_N_DECODER, _N_PLANNED = len(Decoder._fields), len(Planned._fields)
+_N_DECODER, _N_PLANNED = len(Decoder._fields), len(PlanParameters._fields)
 _pack_placing = Struct(f"={WORDS + _N_DECODER}q").pack
 _pack_planning = Struct(f"={WORDS + _N_PLANNED}q").pack
 # Distance of what follows the words of a call from the first word.
@@ -111,13 +111,13 @@ class OneCall:
         words, _held = self._words_here()
         return bool(words.box) and self._run(words.box + own)
 
-    def read_axes(self, planned: Planned, wanted: Mesh, rows: Ints) -> bool:
+    def read_axes(self, planned: PlanParameters, mesh: Mesh, rows: Ints) -> bool:
         """Plan, read, decode and place all boxes of a mesh; False if that failed.
 
         Parameters
         ----------
         planned
-            The array and the output; its room is set here.
+            The array and the output; its memory to work in is set here.
         wanted
             The mesh.
         rows
@@ -128,13 +128,13 @@ class OneCall:
             return False
         boxes = words.memory
         is_placed = boxes + self._boxes_nbytes
-        elements = wanted.elements
+        elements = mesh.elements
         head = _pack_planning(
-            *(READ_AXES, _BEHIND_AXES, 1, self._ndim, boxes, wanted.n_most),
+            *(READ_AXES, _BEHIND_AXES, 1, self._ndim, boxes, mesh.n_most),
             *(address_of(rows), len(rows), address_of(elements), elements.shape[1]),
-            *(_BEHIND_AXES, 0, *planned._replace(room=is_placed + MOST_BOXES)),
+            *(_BEHIND_AXES, 0, *planned._replace(work=is_placed + MOST_BOXES)),
         )
-        rest = joined.from_iterable(zip(*wanted.columns, strict=True))
+        rest = joined.from_iterable(zip(*mesh.columns, strict=True))
         return self._run(head + words.axes + self._pack_axes(*rest))
 
     def _words_here(self) -> tuple[_Words, tuple[Buffer, ...]]:

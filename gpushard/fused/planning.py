@@ -48,7 +48,7 @@ from gpushard.fused.columns import (
     STATES,
     STEP,
     TARGET,
-    Planned,
+    PlanParameters,
 )
 from gpushard.planning.index import CORRUPT, MISSING
 
@@ -56,7 +56,7 @@ sorting_words = calls.inner(columns.sorting_words)
 
 
 @calls.inner
-def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
+def _byte_range(p: PlanParameters, shard: Any, ordinal: int) -> tuple[int, int, int]:
     """State, start and size of an inner chunk; anything unusual is `CORRUPT`."""
     if not shard[OFFSETS]:
         return MISSING, 0, 0
@@ -71,7 +71,7 @@ def _byte_range(p: Planned, shard: Any, ordinal: int) -> tuple[int, int, int]:
 
 @calls.inner
 def _put_bytes(
-    p: Planned, box: Any, shard: Any, ordinal: int, extent_nbytes: int
+    p: PlanParameters, box: Any, shard: Any, ordinal: int, extent_nbytes: int
 ) -> bool:
     """Write the place of a box's bytes; False if its index entry is unusable."""
     box[ENTRY], box[KEEP] = ordinal, 0
@@ -96,12 +96,12 @@ def _put_bytes(
 
 @calls.inner
 def _plan_shard(
-    p: Planned, strides: Any, cells: Any, ranges: Any, shard: Any, boxes: Any
+    p: PlanParameters, strides: Any, cells: Any, ranges: Any, shard: Any, boxes: Any
 ) -> bool:
     """Write the boxes of one shard, in C order; False if its index is unusable."""
     first, count = ranges[0], ranges[1]
     n_axes = len(count)
-    at = calls.ints(p.room, (n_axes,))
+    at = calls.ints(p.work, (n_axes,))
     for axis in range(n_axes):
         at[axis] = 0
     for k in range(boxes.shape[0]):
@@ -168,14 +168,14 @@ def _order(boxes: Any, order: Any, merged: Any) -> Any:
 
 
 @calls.inner
-def _sort(boxes: Any, room: int) -> None:
+def _sort(boxes: Any, work: int) -> None:
     """Sort a shard's boxes by the bytes that they need."""
     n, n_columns = boxes.shape
     for k in range(1, n):
         if boxes[k, LOW] < boxes[k - 1, LOW]:
-            numbers = calls.ints(room, (2, n))
+            numbers = calls.ints(work, (2, n))
             order = _order(boxes, numbers[0], numbers[1])
-            unsorted = calls.ints(room + 8 * numbers.size, (n, n_columns))
+            unsorted = calls.ints(work + 8 * numbers.size, (n, n_columns))
             for i in range(n):
                 for column in range(n_columns):
                     unsorted[i, column] = boxes[i, column]
@@ -267,14 +267,14 @@ def _cross(axes: Any, spans: Any, ranges: Any) -> None:
 
 @calls.inner
 def plan_boxes(
-    p: Planned, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
+    p: PlanParameters, strides: Any, cells: Any, ranges: Any, shards: Any, boxes: Any
 ) -> None:
     """Write the boxes of shards, and set `END` of each shard.
 
     `strides` are as in `loops.place_boxes`. `cells` has the cells of all axes, int64,
     shape (5, n_cells). `ranges` has the first cell and the number of cells of each
     shard along each axis, int64, shape (2, n_shards, n_axes). `shards` is int64, shape
-    (n_shards, 5). The room must have `sorting_words` of the largest shard. A shard
+    (n_shards, 5). The memory must have `sorting_words` of the largest shard. A shard
     whose index is unusable gets no boxes.
     """
     done = 0
@@ -284,32 +284,32 @@ def plan_boxes(
             n *= ranges[1, s, axis]
         some = boxes[done : done + n]
         if _plan_shard(p, strides, cells, ranges[:, s], shards[s], some):
-            _sort(some, p.room)
+            _sort(some, p.work)
             done += n
         shards[s, END] = done
 
 
 @calls.inner
 def plan_axes(
-    p: Planned, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
+    p: PlanParameters, strides: Any, axes: Any, elements: Any, shards: Any, boxes: Any
 ) -> int:
     """Lay out axes, then do as `plan_boxes`; returns the number of boxes they make.
 
     `axes` is int64, shape (12, n_axes). `elements` are those that indexes take,
     ascending along each axis, and their places in the output, int64, shape
-    (2, n_elements). The room must suffice to sort all boxes, and after that for 5
+    (2, n_elements). The memory must suffice to sort all boxes, and after that for 5
     words per cell and 4 per shard and axis.
     """
     n_axes, n_cells, most_shards = axes.shape[1], 0, 0
     for axis in range(n_axes):
         n_cells += axes[N_CELLS, axis]
         most_shards = max(most_shards, axes[N_SHARDS, axis])
-    room = p.room + 8 * sorting_words(boxes.shape[0], boxes.shape[1])
-    cells = calls.ints(room, (CELL_ROWS, n_cells))
-    room += 8 * cells.size
-    spans = calls.ints(room, (n_axes, 2, most_shards))
-    room += 8 * spans.size
-    ranges = calls.ints(room, (2, len(shards), n_axes))
+    at = p.work + 8 * sorting_words(boxes.shape[0], boxes.shape[1])
+    cells = calls.ints(at, (CELL_ROWS, n_cells))
+    at += 8 * cells.size
+    spans = calls.ints(at, (n_axes, 2, most_shards))
+    at += 8 * spans.size
+    ranges = calls.ints(at, (2, len(shards), n_axes))
     n_boxes = _lay_axes(axes, elements, cells, spans)
     _cross(axes, spans, ranges)
     plan_boxes(p, strides, cells, ranges, shards, boxes)
@@ -317,7 +317,9 @@ def plan_axes(
 
 
 @calls.inner
-def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> None:
+def plan_points(
+    p: PlanParameters, axes: Any, points: Any, shards: Any, boxes: Any
+) -> None:
     """Do as `plan_boxes` with a box per point.
 
     `points` is int64, shape (2 + n_axes, n_points), sorted by shard. Its rows are the
@@ -344,7 +346,7 @@ def plan_points(p: Planned, axes: Any, points: Any, shards: Any, boxes: Any) -> 
             done += 1
             k += 1
         if is_sound:
-            _sort(boxes[first:done], p.room)
+            _sort(boxes[first:done], p.work)
         else:
             done = first
         shards[s, END] = done

@@ -89,7 +89,7 @@ def relay_together(t: Team) -> None:
     """Relay the pieces of a batch in several threads; see `columns.Team`."""
     calls.call_mutex(t.lock, (t.turn,))
     n_begun = 1
-    while n_begun < t.n:
+    while n_begun < t.n_threads:
         thread, words = t.threads + 8 * n_begun, t.words + n_begun * t.words_nbytes
         # Those that there are do without the ones that the system refuses.
         if calls.call_create(t.create, (thread, 0, t.loops, words)) != 0:

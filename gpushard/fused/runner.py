@@ -20,7 +20,7 @@ from gpushard.fused.columns import (
     STATUS_NBYTES,
     Decoder,
     Opener,
-    Planned,
+    PlanParameters,
 )
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
@@ -57,15 +57,15 @@ class Loops:
     library: Library
     read: int
 
-    def planned(
+    def plan_parameters(
         self, source: Source, chain: FusedChain, fill: int, target: int
-    ) -> Planned:
+    ) -> PlanParameters:
         """What planning must know of an array, and of an output at `target`.
 
         `fill` is the address of an inner chunk of fill values in its stored form.
         """
         shape = source.chunk_shape or ()
-        return Planned(
+        return PlanParameters(
             chain.chunk_nbytes,
             chain.dtype.itemsize,
             min(source.pipeline.encoded_limit(shape), 1 << 62),
@@ -267,6 +267,6 @@ class BoxRunner(BoxPlacer):
         return boxes.cut(self._landings, self.chain.strides, block, rows)
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
-        """`plan_boxes` with the `Planned` and the strides of this read."""
-        planned = self._loops.planned(source, self.chain, fill, target)
+        """`plan_boxes` with the `PlanParameters` and the strides of this read."""
+        planned = self._loops.plan_parameters(source, self.chain, fill, target)
         return partial(self._loops.compiled.plan_boxes, planned, self._strides)

@@ -99,7 +99,7 @@ class ShortReader:
         self._grid = grid_of(source.layout, chain.strides)
         # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
-        self._planned = loops.planned(source, chain, address_of(self._fill), 0)
+        self._planned = loops.plan_parameters(source, chain, address_of(self._fill), 0)
         self._call = call
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:

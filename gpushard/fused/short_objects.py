@@ -108,7 +108,7 @@ class ShortObjectReader:
         self._loops = loops
         self._grid = grid_of(source.layout, chain.strides)
         self._n_cells = [axis.n_cells for axis in source.layout.axes]
-        self._planned = loops.planned(source, chain, 0, 0)
+        self._planned = loops.plan_parameters(source, chain, 0, 0)
         self._slow_until_s = 0.0
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
@@ -124,14 +124,14 @@ class ShortObjectReader:
             Host array of the selection's shape.
         """
         chain = self._chain.into(out.dtype)
-        wanted = None if chain is None else lay_over(selection, self._grid, out)
-        if chain is None or wanted is None:
+        on_grid = None if chain is None else lay_over(selection, self._grid, out)
+        if chain is None or on_grid is None:
             return False
         is_cast = chain.out_itemsize != chain.dtype.itemsize
-        if isinstance(wanted, ScatteredPoints) and is_cast:
+        if isinstance(on_grid, ScatteredPoints) and is_cast:
             return False  # the loops lay points out in elements of the array
         planned = self._planned._replace(target=address_of(out))
-        columns, strides, _ = wanted.plan(
+        columns, strides, _ = on_grid.plan(
             self._loops.compiled, planned, np.array(_ONE_SHARD)
         )
         boxes = self._with_files(source, columns)
