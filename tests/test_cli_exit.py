@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from cli_runs import run, write_sample, write_shards
+from cli_runs import run, sentence, write_sample, write_shards
 from gpushard.cli import files
 from gpushard.cli.failures import exit_status
 from warm_cli import WarmCli
@@ -369,3 +369,32 @@ def on_a_terminal(*arguments) -> str:
     os.close(master)
     assert process.wait() == 0
     return text.decode()
+
+
+# A working directory that was deleted
+
+
+@pytest.fixture
+def deleted_directory(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("doctor",), ("info", "."), ("convert", "{array}", "../new.zarr")]
+)
+def test_a_deleted_working_directory_is_told_in_a_sentence(
+    arguments, sample, deleted_directory
+):
+    given = [word.format(array=sample) for word in arguments]
+    told = sentence(run(*given, code=2))
+    assert "the working directory was deleted" in told
+    assert "change to a directory that exists" in told
+
+
+def test_a_file_is_read_by_its_full_path_from_a_deleted_working_directory(
+    sample, deleted_directory
+):
+    assert run("read", f"{sample}/u[0, 0]").stdout

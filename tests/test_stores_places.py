@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import zarr
 
 from gpushard.errors import NotFoundError, StoreError
 from gpushard.stores.resolve import resolve
@@ -61,3 +62,14 @@ def test_a_file_url_of_two_slashes_is_not_taken_for_another_place(tmp_path):
         resolve(f"file://data{path}")
     with pytest.raises(NotFoundError, match="three slashes"):
         resolve(f"file://{str(tmp_path).lstrip('/')}")
+
+
+def test_a_deleted_working_directory_is_named_where_a_path_is_relative(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for target in (".", "..", zarr.storage.LocalStore("x.zarr")):
+        with pytest.raises(NotFoundError, match="working directory was deleted"):
+            resolve(target)

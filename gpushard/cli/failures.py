@@ -99,10 +99,21 @@ def _sentence(error: Exception) -> str:
     reason = f": {error}" if str(error) else ""
     if isinstance(error, MemoryError):
         return f"there is not enough memory{reason}."
+    if isinstance(error, FileNotFoundError) and _is_here_gone():
+        return "the working directory was deleted; change to a directory that exists."
     return (
         f"an unexpected {type(error).__name__}{reason.rstrip('.')}; this is a defect of"
         " gpushard, please report it with what --debug shows."
     )
+
+
+def _is_here_gone() -> bool:
+    """Whether the directory that relative paths begin at was deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 _ERROR_FIELDS = (

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 
-from gpushard.errors import StoreError
+from gpushard.errors import NotFoundError, StoreError
 from gpushard.stores.directories import (
     entries_in,
     is_below_itself,
@@ -41,6 +41,24 @@ _HINTS = {
 }
 
 
+def absolute(path: str | Path) -> str:
+    """Absolute form of a path, which stays right if the process changes directory.
+
+    Raises
+    ------
+    NotFoundError
+        The path is relative to a working directory that was deleted.
+    """
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            "the working directory was deleted, and the path is relative to it",
+            got=repr(str(path)),
+            hint="change to a directory that exists, or pass an absolute path",
+        ) from error
+
+
 class StoreRoot:
     """A directory whose files are objects; their keys are paths below it.
 
@@ -58,7 +76,7 @@ class StoreRoot:
     """
 
     def __init__(self, path: str | Path, *, allow_symlinks_outside: bool) -> None:
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
         self.prefix = self.path.rstrip("/") + "/"
         self._real_prefix = os.path.realpath(self.path).rstrip("/") + "/"
         self.allows_links_outside = allow_symlinks_outside

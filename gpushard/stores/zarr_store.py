@@ -21,6 +21,7 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.root import absolute
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
 from gpushard.stores.zarr_loop import run_in_loop, run_without_loop, without_exits
 from gpushard.stores.zarr_pieces import PiecedGets
@@ -264,7 +265,7 @@ def _zip_path(store: ZarrAbstractStore) -> Path | None:
 
     if type(store) is not ZipStore or not store.read_only or store.path is None:
         return None
-    return store.path.absolute()  # a fork may change its directory
+    return Path(absolute(store.path))  # a fork may change its directory
 
 
 def _costs_of(store: ZarrAbstractStore) -> FetchCosts:
