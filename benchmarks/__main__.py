@@ -32,6 +32,10 @@ _FULL = {
     "budget_s": 10.0,
 }
 
+# What the table and the charts are made of.
+_PARTS = {"date", "commit", "machine", "load", "versions", "absent", "rows"}
+_CELLS = {"dataset", "inner_nbytes", "codec", "workload", "cache", "contenders"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 when a contender gave other elements than are stored."""
@@ -59,25 +63,58 @@ def _as_text(result: dict[str, Any]) -> str:
     return f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
 
 
-def _read_result(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _result_in(path: str) -> dict[str, Any]:
+    """A result of `python -m benchmarks`, read from its file."""
+    try:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        told = f"cannot read {path!r}: {error.strerror}"
+        raise argparse.ArgumentTypeError(told) from None
+    except (ValueError, RecursionError) as error:  # also text in no UTF-8
+        told = f"{path!r} is not JSON, or not all of it: {error}"
+        raise argparse.ArgumentTypeError(told) from None
+    if not _is_table(result):
+        raise argparse.ArgumentTypeError(
+            f"{path!r} is no result of this command; make one: python -m benchmarks"
+            " --quick"
+        )
+    return result
+
+
+def _is_table(result: Any) -> bool:
+    """Whether JSON is a result with a row for each array and workload.
+
+    The other suites keep other figures, some of them also under ``rows``.
+    """
+    if not isinstance(result, dict) or not result.keys() >= _PARTS:
+        return False
+    rows = result["rows"]
+    return isinstance(rows, list) and all(
+        isinstance(row, dict) and row.keys() >= _CELLS for row in rows
+    )
 
 
 def _chart(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks chart")
-    parser.add_argument("result", type=Path)
+    parser.add_argument("result", type=_result_in)
     parser.add_argument("--out", type=Path, default=Path("charts"))
     parser.add_argument("--format", choices=("png", "svg"), default="svg")
     given = parser.parse_args(arguments)
-    for path in chart.draw(_read_result(given.result), given.out, given.format):
+    try:
+        drawn = chart.draw(given.result, given.out, given.format)
+    except ModuleNotFoundError as error:
+        parser.error(f"{error.name} is missing; run: pip install '.[bench]'")
+    except OSError as error:
+        parser.error(f"cannot write to {str(given.out)!r}: {error.strerror}")
+    for path in drawn:
         _say(str(path))
     return 0
 
 
 def _table(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks table")
-    parser.add_argument("result", type=Path)
-    _say(table.render(_read_result(parser.parse_args(arguments).result)))
+    parser.add_argument("result", type=_result_in)
+    _say(table.render(parser.parse_args(arguments).result))
     return 0
 
 
