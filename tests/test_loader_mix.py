@@ -34,6 +34,10 @@ def told(mixed):
     return [(source, batch.tolist()) for batch, source in mixed]
 
 
+def told_one_by_one(mixed):
+    return ((source, batch.tolist()) for batch, source in mixed)
+
+
 def test_batches_of_each_loader_come_in_its_own_order():
     got = told(mix("all"))
     assert [b for s, b in got if s == "few"] == [b.tolist() for b in few()]
@@ -159,6 +163,51 @@ def test_the_state_of_another_mix_is_refused(other, said):
         mix(**other).load_state_dict(mix().state_dict())
     with pytest.raises(OptionError, match="as many loaders"):
         mix().load_state_dict(mix().state_dict() | {"states": []})
+
+
+@pytest.mark.parametrize("stop", ["first", "all", "restart"])
+def test_every_state_of_an_epoch_is_taken_and_goes_on(stop):
+    stopped, resumed = mix(stop, weights=[5, 1]), mix(stop, weights=[5, 1])
+    states, batches = [stopped.state_dict()], []
+    for batch in told_one_by_one(stopped):
+        batches.append(batch)
+        states.append(stopped.state_dict())
+    for state, batch in zip(states, batches, strict=False):
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert next(told_one_by_one(resumed)) == batch
+
+
+@pytest.mark.parametrize(
+    ("stop", "change", "expected", "got"),
+    [
+        ("first", {"step": 10**30}, "a whole number from 0 to", "1" + 30 * "0"),
+        ("restart", {"step": 999}, "a whole number from 0 to", "999"),
+        ("first", {"rounds": [1, 0]}, "a whole number from 0 to 0", "1"),
+        ("all", {"rounds": [2, 0]}, "a whole number from 0 to 1", "2"),
+        ("restart", {"rounds": [7, 0]}, "a whole number from 0 to 6", "7"),
+        ("all", {"rounds": [-1, 0]}, "a whole number from 0 to 1", "-1"),
+        ("all", {"rounds": [True, 0]}, "a whole number from 0 to 1", "True"),
+        ("all", {"rounds": [1.0, 0]}, "a whole number from 0 to 1", "1.0"),
+        ("all", {"rounds": [0, 0, 0]}, "a list of 2", "a list of 3"),
+        ("all", {"states": None}, "a list of 2", "None"),
+        ("all", {"epoch": 3}, 3, 0),
+        ("all", {"rounds": [1, 0]}, 1, 0),
+        ("restart", {"rounds": [1, 0]}, 1_000_000, 0),
+    ],
+)
+def test_a_state_of_impossible_counts_is_refused_and_changes_nothing(
+    stop, change, expected, got
+):
+    stopped, other = mix(stop, weights=[1, 1]), mix(stop, weights=[1, 1])
+    for _ in zip(range(6), stopped, strict=False):
+        pass
+    before = other.state_dict()
+    with pytest.raises(OptionError) as refused:
+        other.load_state_dict(stopped.state_dict() | change)
+    assert str(expected) in str(refused.value.expected)
+    assert str(refused.value.got) == str(got)
+    assert refused.value.hint
+    assert other.state_dict() == before
 
 
 @pytest.mark.parametrize("spoiled", ["loader", "rounds"])

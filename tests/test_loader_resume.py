@@ -242,7 +242,7 @@ def test_a_state_of_another_version_or_beyond_the_epoch_is_refused():
     with pytest.raises(OptionError, match="version"):
         made().load_state_dict({**state, "version": 2})
     made().load_state_dict({**state, "step": 13})
-    with pytest.raises(OptionError, match="more batches"):
+    with pytest.raises(OptionError, match="number from 0 to 13, got 14"):
         made().load_state_dict({**state, "step": 14})
 
 
@@ -263,8 +263,16 @@ def test_another_sampler_or_other_weights_are_refused():
 def test_an_epoch_or_a_step_that_is_no_number_is_refused(name, number):
     state = {"version": 1, "epoch": 2, "step": 3}
     assert parsed_standing(state) == Standing(2, 3)
-    with pytest.raises(OptionError, match="whole numbers"):
+    with pytest.raises(OptionError, match=f"impossible {name}: expected a whole numb"):
         parsed_standing({**state, name: number})
+
+
+@pytest.mark.parametrize("name", ["version", "global_batch", "order", "arrays"])
+def test_arrays_of_numpy_in_a_state_are_refused_by_name(name):
+    loader = made()
+    state = {**loader.state_dict(), name: np.array([1, 2])}
+    with pytest.raises(OptionError, match=r"differs in|another version"):
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpushard.loader.ranks import refuse_other_ranks
 from gpushard.loader.reading import OnError
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Uneven
-from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
+from gpushard.loader.state import Standing, standing_in, state_of
 from gpushard.loader.stats import Progress, figures
 from gpushard.loader.torch_data import refuse_workers, tell_torch
 from gpushard.loader.windows import Padding
@@ -343,16 +343,12 @@ class Loader:
 
     def _standing_in(self, state: Any) -> Standing:
         """Position that a state tells; raises as `load_state_dict`."""
-        standing = parsed_standing(state)
         settings = self._settings
-        refuse_other(state, settings.facts(standing.epoch))
-        n_samples = settings.shuffling.n(standing.epoch)
-        if standing.step > -(-n_samples // settings.global_batch):
-            raise OptionError(
-                "the state of a loader counts more batches than an epoch has",
-                got=standing.step,
-            )
-        return standing
+
+        def n_steps(epoch: int) -> int:
+            return -(-settings.shuffling.n(epoch) // settings.global_batch)
+
+        return standing_in(state, settings.facts, n_steps)
 
     def stats(self) -> dict[str, Any]:
         """Figures since the loader was made.

@@ -13,7 +13,13 @@ from gpushard.errors import OptionError
 from gpushard.loader.arguments import finite_sums, one_of, weight_numbers
 from gpushard.loader.loader import Loader
 from gpushard.loader.permutation import uniform
-from gpushard.loader.state import Standing, parsed_standing, refuse_other, state_of
+from gpushard.loader.state import (
+    Standing,
+    count_in,
+    entries_in,
+    standing_in,
+    state_of,
+)
 from gpushard.loader.torch_data import tell_torch
 
 Stop = Literal["first", "all", "restart"]
@@ -135,20 +141,24 @@ class Mix:
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
         # Loaders may stand in another epoch: the last one, or one that they repeat.
-        epoch = self._standing.epoch
+        return self._n_steps(self._standing.epoch)
+
+    def _n_steps(self, epoch: int) -> int:
+        """Number of batches in an epoch."""
         lengths = [loader._n_steps(epoch) for loader in self._loaders]  # noqa: SLF001
         if self._stop == "all":
             return sum(lengths)
-        ends = self._ends(lengths)
+        ends = self._ends(lengths, epoch)
         return min(ends) if self._stop == "first" else max(ends)
 
-    def _ends(self, lengths: Sequence[int]) -> list[int]:
+    def _ends(self, lengths: Sequence[int], epoch: int) -> list[int]:
         """Steps at which loaders are found at their end: the first one, or all."""
         n_wanted = 1 if self._stop == "first" else len(lengths)
         found: dict[int, int] = {}
         drawn, step = [0] * len(lengths), 0
         while len(found) < n_wanted:
-            draws = self._draws(np.arange(step, step + _N_DRAWS), self._weights)
+            steps = np.arange(step, step + _N_DRAWS)
+            draws = self._draws(steps, self._weights, epoch)
             for k, length in enumerate(lengths):
                 at = np.flatnonzero(draws == k)
                 if 0 <= length - drawn[k] < len(at):
@@ -157,10 +167,12 @@ class Mix:
             step += _N_DRAWS
         return list(found.values())
 
-    def _draws(self, steps: NDArray[np.int64], weights: NDArray[np.float64]) -> Any:
+    def _draws(
+        self, steps: NDArray[np.int64], weights: NDArray[np.float64], epoch: int
+    ) -> Any:
         """Numbers of the loaders drawn at `steps`: int64, of the same shape."""
         reach = np.cumsum(weights)
-        number = uniform(steps, self._seed, self._standing.epoch, _MIX)
+        number = uniform(steps, self._seed, epoch, _MIX)
         return np.searchsorted(reach, number * reach[-1], side="right")
 
     def __iter__(self) -> Iterator[Any]:
@@ -214,7 +226,7 @@ class Mix:
             weights = np.where(np.array(self._rounds) > 0, 0.0, weights)
             if not weights.any():
                 return None
-        return int(self._draws(np.array([step]), weights)[0])
+        return int(self._draws(np.array([step]), weights, self._standing.epoch)[0])
 
     def _is_over(self) -> bool:
         """Whether the epoch is over, after a loader was found at its end."""
@@ -257,25 +269,40 @@ class Mix:
         Raises
         ------
         OptionError
-            The mix or one of its loaders differs. The message says in what.
+            The mix or one of its loaders differs, or they are at places where they are
+            never together. The message says in what.
         """
-        standing = parsed_standing(state)
-        refuse_other(state, self._facts())
-        states, rounds = state.get("states"), state.get("rounds")
-        n = len(self._loaders)
-        for entries in (states, rounds):
-            if not isinstance(entries, list) or len(entries) != n:
-                raise OptionError("the state must be that of a mix of as many loaders")
-        rounds = [whole_number(r, "rounds", 0) for r in rounds]
-        resumed = list(zip(self._loaders, states, strict=True))
+        standing = standing_in(state, lambda _: self._facts(), self._n_steps)
+        states = entries_in(state, "states", len(self._loaders))
+        rounds = self._rounds_in(state, standing)
+        resumed = list(zip(self._loaders, states, rounds, strict=True))
         # All are looked at before one moves: a mix whose state is refused goes on.
-        for loader, its in resumed:
-            loader._standing_in(its)  # noqa: SLF001
-        for loader, its in resumed:
+        for loader, its, n_rounds in resumed:
+            found = loader._standing_in(its)  # noqa: SLF001
+            self._refuse_elsewhere(found.epoch, standing.epoch, n_rounds)
+        for loader, its, _ in resumed:
             loader.load_state_dict(its)
         self._stand(standing)
         self._rounds = rounds
         self._is_resumed = True
+
+    def _rounds_in(self, state: Any, standing: Standing) -> list[int]:
+        """How often each loader was at its end, as a state tells."""
+        # A loader that begins again gives at least one batch before its next end.
+        most = {"first": 0, "all": 1, "restart": standing.step}[self._stop]
+        rounds = entries_in(state, "rounds", len(self._loaders))
+        return [count_in(n, "rounds", most if standing.step else 0) for n in rounds]
+
+    def _refuse_elsewhere(self, epoch: int, own: int, n_rounds: int) -> None:
+        """Refuse an epoch of a loader that it does not reach in epoch `own`."""
+        beyond = _ROUND if self._stop == "restart" else 1
+        if epoch != own + n_rounds * beyond:
+            raise OptionError(
+                "a loader of the state is in another epoch than its mix",
+                expected=own + n_rounds * beyond,
+                got=epoch,
+                hint="pass what state_dict() of the mix returned, whole and unchanged",
+            )
 
     def stats(self) -> dict[str, Any]:
         """Sums of the loaders' figures, with the figures of each under ``loaders``."""

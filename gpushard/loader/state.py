@@ -9,6 +9,7 @@ from typing import Any
 from gpushard.errors import OptionError
 
 _VERSION = 1
+_RESUME_HINT = "pass what state_dict() returned, whole and unchanged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,30 @@ def state_of(standing: Standing, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def standing_in(
+    state: Any,
+    facts: Callable[[int], Mapping[str, Any]],
+    n_steps: Callable[[int], int],
+) -> Standing:
+    """Position that a stored state tells, if this loader can go on there.
+
+    Parameters
+    ----------
+    facts, n_steps
+        Functions that tell the facts and the number of batches of an epoch.
+
+    Raises
+    ------
+    OptionError
+        This is no state of a loader, its version is unknown, its position is beyond the
+        epoch, or something that decides the order of the samples differs.
+    """
+    standing = parsed_standing(state)
+    refuse_other(state, facts(standing.epoch))
+    count_in(standing.step, "step", n_steps(standing.epoch), "no epoch is so long")
+    return standing
+
+
 def parsed_standing(state: Any) -> Standing:
     """Position of a loader that a stored state tells.
 
@@ -69,20 +94,58 @@ def parsed_standing(state: Any) -> Standing:
         raise OptionError(
             "the state of a loader must be a mapping", got=type(state).__name__
         )
-    if state.get("version") != _VERSION:
+    version = state.get("version")
+    if type(version) is not int or version != _VERSION:
         raise OptionError(
             "the state was made by another version of the loader",
             expected=f"version {_VERSION}",
-            got=repr(state.get("version")),
+            got=repr(version),
         )
-    epoch, step = state.get("epoch"), state.get("step")
-    for number in (epoch, step):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise OptionError(
-                "the epoch and the step in the state of a loader must be whole numbers",
-                got=repr(number),
-            )
-    return Standing(epoch, step)  # type: ignore[arg-type]
+    return Standing(
+        count_in(state.get("epoch"), "epoch"), count_in(state.get("step"), "step")
+    )
+
+
+def count_in(
+    value: Any, name: str, most: int | None = None, hint: str = _RESUME_HINT
+) -> int:
+    """A count that a stored state tells under `name`, from 0 to `most`.
+
+    Raises
+    ------
+    OptionError
+        It is no such number; JSON has neither NumPy's integers nor whole floats.
+    """
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or value < 0 or (most is not None and value > most):
+        above = "" if most is None else f" to {most}"
+        raise OptionError(
+            f"the state of a loader has an impossible {name}",
+            expected=f"a whole number from 0{above}",
+            got=repr(value),
+            hint=hint,
+        )
+    return value
+
+
+def entries_in(state: Mapping[str, Any], name: str, n: int) -> list[Any]:
+    """The entries, one for each of `n` loaders, that a mix's state has under `name`.
+
+    Raises
+    ------
+    OptionError
+        It has no such list.
+    """
+    entries = state.get(name)
+    if not isinstance(entries, list) or len(entries) != n:
+        is_list = isinstance(entries, list)
+        raise OptionError(
+            f"the state must be that of a mix of as many loaders, but not its {name}",
+            expected=f"a list of {n}",
+            got=f"a list of {len(entries)}" if is_list else repr(entries),
+            hint=_RESUME_HINT,
+        )
+    return entries
 
 
 def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -95,7 +158,7 @@ def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """
     theirs = _flat({k: v for k, v in state.items() if k in facts})
     ours = _flat(facts)
-    names = [n for n in {**ours, **theirs} if theirs.get(n) != ours.get(n)]
+    names = [n for n in {**ours, **theirs} if not _is_same(theirs.get(n), ours.get(n))]
     if names:
         raise OptionError(
             f"the state belongs to a loader that differs in {', '.join(names)}",
@@ -103,6 +166,13 @@ def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
             got={name: theirs.get(name) for name in names},
             hint="resume with the same arrays, seed, shuffling and global batch",
         )
+
+
+def _is_same(theirs: Any, ours: Any) -> bool:
+    try:
+        return bool(theirs == ours)
+    except ValueError:  # NumPy's arrays, which are no JSON
+        return False
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
