@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,54 +81,6 @@ def test_charts_are_drawn_for_each_workload(result, tmp_path, capsys):
     drawn = [Path(line) for line in capsys.readouterr().out.split()]
     assert len(drawn) == 7
     assert all(b"</svg>" in path.read_bytes() for path in drawn)
-
-
-@pytest.mark.parametrize("name", ["table", "chart"])
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (None, "cannot read"),
-        (b"", "not JSON, or not all of it"),
-        (b'{"date": "2026-11-2', "not JSON, or not all of it"),
-        (b"\xff\xfe{}", "not JSON, or not all of it"),
-        (b"[1, 2]", "no result of this command"),
-        (b'{"rows": [{"codec": "zstd"}]}', "no result of this command"),
-    ],
-)
-def test_a_file_that_is_no_result_is_refused_in_a_sentence(
-    name, content, told, tmp_path, capsys
-):
-    path = tmp_path / "result.json"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(SystemExit) as ended:
-        command.main([name, str(path)])
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    "name", ["2026-11-27-writing", "2026-11-28-h100", "2026-11-23-scaling"]
-)
-def test_results_of_other_suites_are_no_table(name, capsys):
-    kept = Path(command.__file__).parent / "results" / f"{name}.json"
-    with pytest.raises(SystemExit):
-        command.main(["table", str(kept)])
-    assert "no result of this command" in capsys.readouterr().err
-
-
-def test_charts_that_cannot_be_drawn_end_in_a_sentence(
-    result, tmp_path, capsys, monkeypatch
-):
-    saved = tmp_path / "result.json"
-    saved.write_text(json.dumps(result))
-    with pytest.raises(SystemExit):
-        command.main(["chart", str(saved), "--out", str(saved)])
-    assert "cannot write to" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit):
-        command.main(["chart", str(saved), "--out", str(tmp_path)])
-    assert "matplotlib is missing; run: pip install" in capsys.readouterr().err
 
 
 class Answering:
