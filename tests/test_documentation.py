@@ -21,6 +21,7 @@ import zarr
 from typer.testing import CliRunner
 
 import gpushard
+from benchmarks.loaders.__main__ import INSTALL
 from documentation import ROOT, blocks, pages, run_page
 from entry_points import add_to_xarray, add_to_zarr
 from gpushard.cli import app
@@ -199,6 +200,15 @@ def test_a_page_says_how_to_install_what_its_examples_need(name):
         needed.add("dask")
     told = told_to_install(PAGES[name].read_text("utf-8"))
     assert {module.replace("_", "-") for module in needed} <= told
+
+
+def test_the_page_of_the_benchmarks_installs_every_loader():
+    code = (ROOT / "benchmarks/loaders/contenders.py").read_text("utf-8")
+    needed = imported(code) - {"benchmarks"}
+    assert {"torch", "annbatch", "xbatcher", "tensorstore"} <= needed
+    page = PAGES["docs/benchmarks.md"].read_text("utf-8")
+    assert needed <= told_to_install(page)
+    assert INSTALL in page
 
 
 def test_scripts_say_how_to_install_what_they_import():

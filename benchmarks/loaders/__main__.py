@@ -19,6 +19,7 @@ from benchmarks.loaders.contenders import CONTENDERS
 from benchmarks.machine import commit, load, machine
 
 WORKLOADS = ("rows", "patches")
+INSTALL = "pip install '.[bench,torch,xarray]' annbatch xbatcher"
 _ROOT = Path(__file__).parents[2]
 
 
@@ -106,7 +107,11 @@ def _figures(taken: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loaders")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.loaders",
+        description="Time data loaders side by side, those that are installed.",
+        epilog=f"For all of them: {INSTALL}",
+    )
     add = parser.add_argument
     add("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     add("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
