@@ -19,7 +19,14 @@ from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
 from gpushard.alone import Alone, is_inside
-from gpushard.stop_flag import StopFlag, enter, flag_here, leave, stop_all
+from gpushard.stop_flag import (
+    INTERRUPTS,
+    StopFlag,
+    enter,
+    flag_here,
+    leave,
+    stop_all,
+)
 
 Answer = TypeVar("Answer")
 Purpose = Literal["read", "store", "rare"]
@@ -235,17 +242,17 @@ def cancel_or_wait(futures: Sequence[Future[Any]]) -> None:
     owner uses again. It breaks off the requests of the tasks instead. The last
     interrupt is raised afterwards.
     """
-    interrupt: KeyboardInterrupt | None = None
+    interrupt: BaseException | None = None
     while True:
         try:
             for future in [f for f in futures if not f.cancel()]:
                 future.wait()
             break
-        except KeyboardInterrupt as error:
+        except INTERRUPTS as error:
             interrupt = error
         try:
             break_off(futures)
-        except KeyboardInterrupt as error:
+        except INTERRUPTS as error:
             interrupt = error
     if interrupt is not None:
         raise interrupt
@@ -271,7 +278,7 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
     futures = submit_all(pool_of("rare", 1), [function])
     try:
         return futures[0].result() if futures else function()
-    except KeyboardInterrupt:
+    except INTERRUPTS:
         break_off(futures)
         raise
     finally:
@@ -283,12 +290,12 @@ def to_the_end(wait: Callable[[], object]) -> None:
 
     The last interrupt is raised afterwards.
     """
-    interrupt: KeyboardInterrupt | None = None
+    interrupt: BaseException | None = None
     while True:
         try:
             wait()
             break
-        except KeyboardInterrupt as error:
+        except INTERRUPTS as error:
             interrupt = error
     if interrupt is not None:
         raise interrupt

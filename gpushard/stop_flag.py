@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 from _thread import allocate_lock, get_ident
 from contextlib import suppress
-from typing import Protocol
+from typing import Literal, Protocol
+
+# What ends a program: Ctrl-C, and what handlers of other signals raise to leave.
+INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
 class Request(Protocol):
     """What waits for a server."""
 
     def break_off(self) -> None:
-        """Have the thread that waits get an error at once; others call this."""
+        """Have the thread that waits get an error at once; others call this.
+
+        After an interrupt they may call it twice.
+        """
         ...
 
 
@@ -29,18 +35,38 @@ class StopFlag:
         self._is_set = False
         self._until_set = allocate_lock()  # taken until it is set
         self._until_set.acquire()
-        self._under_way: set[Request] = set()
+        # The first entry decides who has a request; later entries change nothing.
+        self._under_way: dict[Request, list[Literal["set", "end"]]] = {}
         self._pid = os.getpid()
 
     def set(self) -> None:
-        """Set it, and break off the requests under way."""
+        """Set it, and break off the requests under way.
+
+        An interrupt does not end this: who sets the flag waits next for those requests.
+        The last interrupt is raised afterwards.
+        """
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._set()
+                break
+            except INTERRUPTS as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _set(self) -> None:
         self._is_set = True
         self._pass_on()
         # A forked process shares the connections of its parent, which goes on.
-        if os.getpid() == self._pid:
-            with suppress(KeyError):  # that was the last one
-                while True:
-                    self._under_way.pop().break_off()
+        if os.getpid() != self._pid:
+            return
+        for request, claims in self._under_way.copy().items():
+            claims.append("set")
+            if claims[0] == "set":
+                request.break_off()
+                # Only now: an interrupt before would leave it waiting for its server.
+                self._under_way.pop(request, None)
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -54,16 +80,16 @@ class StopFlag:
 
     def begin(self, request: Request) -> bool:
         """Break off a request once the flag is set; returns whether it is not yet."""
-        self._under_way.add(request)
+        self._under_way[request] = []
         return not self._is_set  # asked last: `set` may have missed the request
 
     def end(self, request: Request) -> bool:
         """Forget a request; returns whether it was not broken off, nor will be."""
-        try:
-            self._under_way.remove(request)
-        except KeyError:
+        claims = self._under_way.pop(request, None)
+        if claims is None:
             return False
-        return True
+        claims.append("end")
+        return claims[0] == "end"
 
     def _pass_on(self) -> None:
         """Let the next one through who waits."""

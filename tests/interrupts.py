@@ -17,6 +17,7 @@ def is_cut_off(
     n_line: int,
     modules: Collection[str],
     unreached: Collection[str],
+    kind: type[BaseException] = KeyboardInterrupt,
 ) -> bool:
     """Whether `work` has so many lines; if so it is interrupted before that one.
 
@@ -38,13 +39,13 @@ def is_cut_off(
                 return trace
             n_left -= linecache.getline(*place).strip() not in unreached
             if not n_left:
-                raise KeyboardInterrupt
+                raise kind
         return trace
 
     sys.settrace(trace)
     try:
         work()
-    except KeyboardInterrupt:
+    except kind:
         return True
     finally:
         sys.settrace(None)

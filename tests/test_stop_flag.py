@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
 from forked import answers_in_a_fork
 from gpushard import pools
 from gpushard.stop_flag import StopFlag, enter, flag_here, is_stopped, leave, stop_all
+from interrupts import is_cut_off
+
+# Before its `try` no call looks for signals.
+UNREACHED = ("interrupt: BaseException | None = None", "while True:", "try:")
 
 
 class Noted:
@@ -59,6 +64,35 @@ def test_requests_under_way_are_broken_off_once_and_no_others():
         flag.set()
     assert [request.n for request in (ended, *under_way)] == [0, 1, 1]
     assert not flag.end(under_way[0])
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_at_any_line_of_setting_leaves_no_request_waiting(kind):
+    for n_line in count(1):
+        flag, requests = StopFlag(), [Noted(), Noted(), Noted()]
+        for request in requests:
+            flag.begin(request)
+        modules, unreached = ("stop_flag.py", "test_stop_flag.py"), UNREACHED
+        was_cut_off = is_cut_off(flag.set, n_line, modules, unreached, kind)
+        assert all(request.n for request in requests)
+        assert flag.wait(0)
+        assert not any(flag.end(request) for request in requests)
+        if not was_cut_off:
+            break
+    assert n_line > 10
+
+
+def test_a_request_that_ends_while_the_flag_is_set_is_left_alone():
+    flag, ended = StopFlag(), Noted()
+
+    class Ending(Noted):
+        def break_off(self) -> None:
+            assert flag.end(ended)
+
+    flag.begin(Ending())
+    flag.begin(ended)
+    flag.set()
+    assert ended.n == 0
 
 
 def test_a_request_that_begins_too_late_is_told_and_is_broken_off_by_the_next_one():

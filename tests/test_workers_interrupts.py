@@ -41,7 +41,7 @@ UNREACHED = (
     "pass",
     "cancel_or_wait(helpers)",
     "cancel_or_wait(futures)",
-    "interrupt: KeyboardInterrupt | None = None",
+    "interrupt: BaseException | None = None",
     "while True:",
     "try:",
     "for future in [f for f in futures if not f.cancel()]:",
@@ -119,13 +119,18 @@ def test_an_interrupt_while_helpers_begin_lets_them_end_soon(way, monkeypatch):
     assert answers_in_a_fork(work)
 
 
+def leave(*_: object) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, leave])
 @pytest.mark.parametrize("own_s", [0, 10])
 @pytest.mark.parametrize("way", [in_line, side_by_side, in_turn])
-def test_an_interrupt_breaks_off_what_other_threads_wait_for(way, own_s):
+def test_an_interrupt_breaks_off_what_other_threads_wait_for(way, own_s, handler):
     """Whether it stops a task of the calling thread, or its wait for the others."""
 
     def work() -> bool:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
         interrupting, broken_off = threading.Lock(), []
         has_begun = threading.Event()
 
@@ -142,7 +147,7 @@ def test_an_interrupt_breaks_off_what_other_threads_wait_for(way, own_s):
                 signal.pthread_kill(main, signal.SIGINT)
             broken_off.append(flag.wait(20))
 
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
             way(task)
         return bool(broken_off) and all(broken_off) and not way(lambda _: None)
 
