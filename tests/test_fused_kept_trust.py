@@ -75,6 +75,7 @@ def test_folders_that_depend_on_where_a_process_runs_are_ignored(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    (tmp_path / "home").mkdir()
     for home, is_kept in ((str(tmp_path / "home"), True), ("home", False)):
         monkeypatch.setenv("HOME", home)
         kept_code.kept_file.cache_clear()

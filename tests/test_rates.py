@@ -166,3 +166,14 @@ def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
         measuring, "find_device", lambda _: find.FoundDevice(None, "no GPU")
     )
     assert "nothing to measure: no GPU" in sentence(run("doctor", "--measure", code=2))
+
+
+def test_without_a_home_what_was_measured_is_not_kept(monkeypatch, tmp_path):
+    device = EmulatedDevice(Kernels(), load_standin())
+    monkeypatch.setattr(measuring, "find_device", lambda _: find.Found(device, None))
+    monkeypatch.setattr(measuring, "measure_rates", lambda _: RATES)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    told = sentence(run("doctor", "--measure", code=2))
+    assert "cannot be kept: there is no home" in told
+    assert "set XDG_CACHE_HOME" in told

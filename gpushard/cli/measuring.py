@@ -109,7 +109,14 @@ def measure_and_keep() -> None:
     found = find_device("auto")
     if found.device is None:
         raise UnsupportedError(f"there is nothing to measure: {found.why}")
-    keep_rates(found.device.model, measure_rates(found.device))
+    rates = measure_rates(found.device)
+    try:
+        keep_rates(found.device.model, rates)
+    except FileNotFoundError as error:
+        raise UnsupportedError(
+            f"what was measured cannot be kept: {error}",
+            hint="set XDG_CACHE_HOME to a directory that you can write to",
+        ) from error
 
 
 def _device_rates(

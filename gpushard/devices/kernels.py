@@ -157,14 +157,18 @@ def threads_of(kernel: str) -> int:
 def cache_directory() -> Path:
     """Directory for compiled kernels (XDG base directories).
 
-    Raises `FileNotFoundError` if the user has no home, as in many containers.
+    Raises `FileNotFoundError` if the user has no home, as in many containers. One that
+    is named and not there counts as none: it is not for us to make, which root could.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not root.is_absolute():  # the specification says to ignore relative paths
         try:
-            root = Path.home() / ".cache"
+            home = Path.home()
         except RuntimeError as error:
             raise FileNotFoundError(str(error)) from error
+        if not home.is_dir():
+            raise FileNotFoundError(f"there is no home {str(home)!r}")
+        root = home / ".cache"
     return root / "gpushard" / "kernels"
 
 
