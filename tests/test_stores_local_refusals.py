@@ -187,6 +187,11 @@ def test_an_array_whose_store_is_gone_is_never_filled(tmp_path: Path, way: str) 
         for errors in ("raise", "fill"):
             with pytest.raises(StoreError, match="directory is gone"):
                 a.read(key, errors=errors)
+    root.touch()  # a file has taken its place
+    for key in (np.s_[4:], np.s_[9], np.s_[...]):
+        with pytest.raises(StoreError, match="directory is gone"):
+            a.read(key)
+    root.unlink()
     away.rename(root)
     assert on_host(a[...]).tolist() == want
 
