@@ -64,7 +64,7 @@ def resolve(
     ----------
     target
         A local directory or ``.zip`` file, or an array or a group in it (str, Path or
-        ``file://``); a URL
+        another path object, or ``file://``); a URL
         (``http(s)://``; ``s3://``, ``gs://`` and ``az://`` through obstore; all other
         and chained URLs through fsspec); a zarr `Store`, `StorePath`, `Array` or
         `Group`; an obstore store; a mapping of fsspec (``get_mapper``) or a ``UPath``;
@@ -95,30 +95,40 @@ def resolve(
         from gpushard.stores.fsspec_store import as_store
 
         target = as_store(target)
-    is_text = isinstance(target, (str, os.PathLike))
-    scheme = _scheme_of(str(target)) if is_text else ""
+    text = _text_of(target)
+    scheme = "" if text is None else _scheme_of(text)
     if storage_options and scheme in ("", "file"):
         raise UnsupportedError(
             "storage_options belong to a URL with a server behind it",
             got=f"a {type(target).__name__}",
             hint="configure the store where you make it, or pass its URL",
         )
-    if is_text:
-        store, base = _resolve_text(str(target), scheme, options, storage_options)
-    else:
+    if text is None:
         store, base = _resolve_object(target, options)
+    else:
+        store, base = _resolve_text(text, scheme, options, storage_options)
     return store, f"{base}/{path}".strip("/")
 
 
 def local_path_of(target: Any) -> str | None:
     """Local path that `target` names; None if it is not text or not local."""
-    if not isinstance(target, (str, os.PathLike)):
+    text = _text_of(target)
+    if text is None:
         return None
-    text = str(target)
     scheme = _scheme_of(text)
     if scheme not in ("", "file"):
         return None
     return os.path.expanduser(_local_path(text) if scheme else text)
+
+
+def _text_of(target: Any) -> str | None:
+    """Text of a path or a URL; None of any other object."""
+    if not isinstance(target, (str, os.PathLike)):
+        return None
+    text = str(target)
+    # A path object for a URL would fetch all of it, to give the path of a copy.
+    is_url = _URL.match(text) is not None
+    return text if is_url or isinstance(target, str) else os.fsdecode(target)
 
 
 def _resolve_object(target: Any, options: Options) -> tuple[Store, str]:
