@@ -222,6 +222,10 @@ class NumpyLike(ABC):
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        """Whether it has rows; of no dimension, the truth of its element, as NumPy."""
+        return len(self) > 0 if self.shape else bool(self.read())
+
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")

@@ -305,6 +305,9 @@ def test_a_broken_child_document_is_kept_apart_and_named():
     with pytest.raises(MetadataError, match="no valid JSON") as caught:
         load_array(store, "x")
     assert caught.value.array_path == "x"
+    assert (
+        caught.value.hint == "restore it from a copy, or make the array or group again"
+    )
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,20 @@ def test_arrays_of_no_dimension_have_no_length_and_no_rows(tmp_path):
     assert np.asarray(x) == 2
 
 
+def test_an_array_is_true_if_it_has_rows_or_if_its_only_element_is(tmp_path):
+    for n, (stored, truth) in enumerate(
+        [
+            (np.float32(2), True),
+            (np.int8(0), False),
+            (np.zeros((3, 0)), True),
+            (np.zeros((0, 3)), False),
+            (np.zeros(1), True),
+        ]
+    ):
+        zarr.create_array(tmp_path / str(n), data=stored)
+        assert bool(gpushard.open_array(tmp_path / str(n))) is truth
+
+
 def test_arrays_on_a_device_do_not_become_numpys_by_themselves(a):
     from cuda_host.device import EmulatedDevice
     from cuda_host.launch import Kernels

@@ -104,7 +104,7 @@ def _host_rates(coding: str, amounts: Amounts) -> tuple[float, float]:
 def measure_and_keep() -> None:
     """Measure the device that reads use, and store its rates for later processes.
 
-    Raises `UnsupportedError` if reads use no device.
+    Raises `UnsupportedError` if reads use no device, or nothing can be kept.
     """
     found = find_device("auto")
     if found.device is None:

@@ -203,7 +203,9 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "nested too deep"
         raise MetadataError(
-            f"{name} is no valid JSON: {reason}", array_path=path
+            f"{name} is no valid JSON: {reason}",
+            array_path=path,
+            hint="restore it from a copy, or make the array or group again",
         ) from error
     if not isinstance(document, dict):
         raise MetadataError(
