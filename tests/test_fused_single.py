@@ -22,7 +22,7 @@ from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import loops_for
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.runner import BoxPlacer
-from gpushard.fused.thread_memory import ThreadMemory
+from gpushard.fused.thread_memory import ThreadMemory, address_of
 from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
@@ -334,7 +334,10 @@ def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypat
         call: Any = OneCall(array.source, chain, loops, 0)
         words, held = call._words_here()
     found = set(np.frombuffer(words.box, np.int64).tolist())
-    assert {buffer.address for buffer in held} <= found | {words.memory}
+    kept = memory._kept.values()
+    assert {buffer.address for buffer in kept} <= found | {words.memory}
+    assert address_of(memory.work) in found
+    assert {id(one) for one in (memory.work, *kept)} <= {id(one) for one in held}
     assert set(memory._kept) == {"window", "scratch", "staging", "plan"}
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import SimpleNamespace
+from weakref import ref
+
 import numpy as np
 import pytest
+import zarr
 
+from gpushard.codecs.contexts import ThreadContexts
+from gpushard.fused import choice, kept_code
 from gpushard.fused.columns import RAW
 from gpushard.fused.libraries import Library
 from gpushard.fused.thread_memory import WINDOW_NBYTES, ThreadMemory, address_of
@@ -53,13 +61,13 @@ def test_a_thread_keeps_memory_up_to_a_size_that_depends_on_who_asks(keeps, most
     assert memory.n_made == 0
     large = memory.buffer("window", most + 1, keeps=keeps)
     assert large.nbytes > most
-    assert not memory.held
+    assert not any(kept is large for kept in memory.held)
     fitting = memory.buffer("window", most, keeps=keeps)
     assert fitting.address % 64 == 0
     for nbytes in (most, 1):
         assert memory.buffer("window", fitting.nbytes, keeps=keeps) is fitting
         assert memory.buffer("window", nbytes, keeps=keeps) is fitting
-    assert memory.held == (fitting,)
+    assert any(kept is fitting for kept in memory.held)
     assert memory.n_made == 2
 
 
@@ -76,3 +84,59 @@ def test_a_context_that_a_read_in_between_has_made_stays():
 
     library = Library("interrupted", RAW, make_context=make_context)
     assert memory.context(library) == memory.context(library) == 2
+
+
+def test_what_is_held_outlives_what_the_thread_keeps():
+    """As when the interpreter ends, and takes it from a daemon thread in a call."""
+    owner = np.zeros(1)  # of a context
+    library = Library("held", RAW, make_context=lambda owner=owner: (1, owner))
+    memory = ThreadMemory()
+    memory.context(library)
+    buffer = memory.buffer("window", 100)
+    alive = [ref(memory.work), ref(buffer.memory), ref(owner)]
+    held = memory.held
+    del memory, buffer, owner, library
+    assert all(one() is not None for one in alive)
+    del held
+    assert [one() for one in alive] == [None] * 3
+
+
+def test_a_context_that_is_used_outlives_what_the_thread_keeps():
+    freed: list[int] = []
+    contexts = ThreadContexts(lambda _: 7, "free")
+    own = contexts.own(SimpleNamespace(free=freed.append))
+    assert own.address == 7
+    del contexts
+    assert not freed
+    del own
+    assert freed == [7]
+
+
+ENDLESS = """
+import sys, threading, time, gpushard
+a = gpushard.open_array(sys.argv[1], options=gpushard.Options(compile_nbytes=0))
+def read():
+    while True:
+        a[...]
+a[...]
+from gpushard.fused import choice
+assert choice.are_loaded()
+threading.Thread(target=read, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_the_interpreter_may_end_while_a_daemon_thread_reads(tmp_path):
+    pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+    choice._load()
+    if kept_code.find() is None:
+        pytest.skip("code of the loops cannot be kept here")
+    a = zarr.create_array(
+        tmp_path / "a", shape=(100, 80), chunks=(10, 10), shards=(50, 40), dtype="f4"
+    )
+    a[...] = np.arange(8000).reshape(100, 80)
+    # Its `malloc` sees at once what was written behind freed memory.
+    command = [sys.executable, "-X", "dev", "-c", ENDLESS, tmp_path / "a"]
+    for _ in range(4):
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -16,8 +16,11 @@ import numpy as np
 from gpushard.codecs.base import HostBytes
 
 
-class _Context:
-    """A context at `address`, which `free` gives back when this object is gone."""
+class Context:
+    """A context at `address`, which `free` gives back when this object is gone.
+
+    `address` is 0 if there was no memory for one.
+    """
 
     def __init__(self, address: int, free: Callable[[int], Any]) -> None:
         self.address = address
@@ -40,13 +43,17 @@ class ThreadContexts(threading.local):
     def __init__(self, make: Callable[[Any], int], free: str) -> None:
         self._make = make
         self._free = free
-        self._own: _Context | None = None
+        self._own: Context | None = None
 
-    def address(self, lib: Any) -> int:
-        """Address of the calling thread's context; 0 if there is no memory for one."""
+    def own(self, lib: Any) -> Context:
+        """The calling thread's context, to be held while the library uses it.
+
+        What only the thread has goes when the interpreter ends, while a daemon thread
+        still decodes.
+        """
         if self._own is None:
-            self._own = _Context(self._make(lib), getattr(lib, self._free))
-        return self._own.address
+            self._own = Context(self._make(lib), getattr(lib, self._free))
+        return self._own
 
 
 def address_of(memory: HostBytes) -> int:

@@ -73,11 +73,11 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     lib = find()
     if lib is None:
         return None
-    context = _contexts.address(lib)
-    if not context:
+    context = _contexts.own(lib)
+    if not context.address:
         return None
     target = np.empty(nbytes, np.uint8)
     done = lib.blosc2_decompress_ctx(
-        context, address_of(encoded), len(encoded), address_of(target), nbytes
+        context.address, address_of(encoded), len(encoded), address_of(target), nbytes
     )
     return target if done == nbytes else None

@@ -72,14 +72,14 @@ def decode_stream(
     # most.
     if nbytes > _MAX_EXPANSION * len(source):
         return None
-    context = _contexts.address(lib)
-    if not context:
+    context = _contexts.own(lib)
+    if not context.address:
         return None
     target = np.empty(nbytes, np.uint8)
     used = ctypes.c_size_t()
     # Without a pointer for the decoded size, libdeflate requires the exact size.
     status = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")(
-        context,
+        context.address,
         source.ctypes.data,
         len(source),
         target.ctypes.data,
@@ -118,16 +118,16 @@ def gzip_compressor(
         lambda lib: lib.libdeflate_alloc_compressor(level) or 0,
         "libdeflate_free_compressor",
     )
-    if not contexts.address(lib):  # older releases have no level 0
+    if not contexts.own(lib).address:  # older releases have no level 0
         return None
 
     def encode(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        context = contexts.address(lib)
-        if not context:
+        context = contexts.own(lib)
+        if not context.address:
             raise MemoryError("no memory for a compressor of libdeflate")
-        target = np.empty(bound(context, len(data)), np.uint8)
+        target = np.empty(bound(context.address, len(data)), np.uint8)
         places = data.ctypes.data, len(data), target.ctypes.data, len(target)
-        return target[: compress(context, *places)].copy()
+        return target[: compress(context.address, *places)].copy()
 
     return encode
 

@@ -116,15 +116,15 @@ def decode_frame(encoded: HostBytes, nbytes: int) -> NDArray[np.uint8] | None:
     lib = find()
     if lib is None:
         return None
-    context = _contexts.address(lib)
-    if not context:
+    context = _contexts.own(lib)
+    if not context.address:
         return None
     # In one call libzstd would decode any number of frames.
     if frame_nbytes(encoded) != len(encoded):
         return None
     target = np.empty(nbytes, np.uint8)
     done = lib.ZSTD_decompressDCtx(
-        context, address_of(target), nbytes, address_of(encoded), len(encoded)
+        context.address, address_of(target), nbytes, address_of(encoded), len(encoded)
     )
     return target if done == nbytes else None
 
@@ -144,8 +144,8 @@ def decode_first(
     if parts is None:
         return None
     begin, decode = parts
-    context = _contexts.address(lib)
-    if not context or begin(context) < 0:
+    context = _contexts.own(lib)
+    if not context.address or begin(context.address) < 0:
         return None
     target = np.empty(nbytes, np.uint8)
     # As zstd.h has `ZSTD_outBuffer` and `ZSTD_inBuffer`: address, size, position.
@@ -158,7 +158,7 @@ def decode_first(
         if n >= len(ends):  # the last block shows whether the frame is complete
             return None
         given[1] = ends[n - 1]
-        if decode(context, out, given) < 0:
+        if decode(context.address, out, given) < 0:
             return None
         n += 1
     return target

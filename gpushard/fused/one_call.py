@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from itertools import chain as joined
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
-from gpushard.fused.thread_memory import Buffer, address_of
+from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.selecting.selection import Ints
@@ -137,7 +137,7 @@ class OneCall:
         rest = joined.from_iterable(zip(*mesh.columns, strict=True))
         return self._run(head + words.axes + self._pack_axes(*rest))
 
-    def _words_here(self) -> tuple[_Words, tuple[Buffer, ...]]:
+    def _words_here(self) -> tuple[_Words, tuple[Any, ...]]:
         """Words of the calling thread, and the memory whose addresses they have.
 
         Until the call, another read of this thread may begin (in a signal's handler),

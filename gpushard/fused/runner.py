@@ -24,7 +24,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import Buffer, ThreadMemory, address_of
+from gpushard.fused.thread_memory import ThreadMemory, address_of
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.blocks import ShardBlock
@@ -80,7 +80,7 @@ class _ThreadWords(NamedTuple):
     """What the loops must know of a thread, and what holds the memory they point to."""
 
     decoder: Decoder
-    held: tuple[Buffer, ...]
+    held: tuple[Any, ...]
 
 
 class BoxPlacer:
@@ -155,8 +155,8 @@ class BoxPlacer:
             if opener is None or shares is None:
                 compiled.place_boxes(ready.decoder, *arrays, shares)
             else:
-                status = _memory.buffer("status", 2 * STATUS_NBYTES).address
-                own_opener = opener._replace(status=status)
+                status = _memory.buffer("status", 2 * STATUS_NBYTES)
+                own_opener = opener._replace(status=status.address)
                 compiled.place_objects((ready.decoder, own_opener), *arrays, shares)
         elif shares is not None:
             shares.stop_claims()
@@ -168,8 +168,8 @@ class BoxPlacer:
         return _memory.n_made
 
     @property
-    def held(self) -> tuple[Buffer, ...]:
-        """Memory of the thread, which stays where it is as long as this is held."""
+    def held(self) -> tuple[Any, ...]:
+        """Memory of the thread and contexts, which stay while this is held."""
         return _memory.held
 
     def ready(
@@ -235,7 +235,7 @@ class BoxPlacer:
             chain.shuffled,
             held[-1].address if planes_nbytes else 0,
         )
-        return _ThreadWords(decoder, tuple(held))
+        return _ThreadWords(decoder, (*held, _memory.held))
 
 
 class BoxRunner(BoxPlacer):

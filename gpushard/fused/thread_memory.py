@@ -60,9 +60,13 @@ class ThreadMemory(threading.local):
         return made[0]
 
     @property
-    def held(self) -> tuple[Buffer, ...]:
-        """All memory that is kept; it stays where it is as long as this is held."""
-        return tuple(self._kept.values())
+    def held(self) -> tuple[Any, ...]:
+        """All that is kept; it stays where it is as long as this is held.
+
+        Whoever passes addresses on to loops holds it until they return. What only the
+        thread has goes when the interpreter ends, while a daemon thread still decodes.
+        """
+        return (self.work, self._contexts, *self._kept.values())
 
     def buffer(self, use: str, nbytes: int, *, keeps: bool = True) -> Buffer:
         """Memory of at least `nbytes`, on a cache line.

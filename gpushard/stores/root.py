@@ -109,7 +109,7 @@ class StoreRoot:
             self._refuse_dangling(key)
             return None
         except NotADirectoryError:
-            self._refuse_gone(key)  # a file may lie there now
+            self._refuse_if_gone(key)  # a file may lie there now
             return None
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
