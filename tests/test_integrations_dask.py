@@ -45,6 +45,16 @@ def test_blocks_are_shards_and_hold_what_the_array_holds(a):
     assert_same_bits(lazy.blocks[1, 1].compute(), VALUES[16:32, 20:])
 
 
+@pytest.mark.parametrize(
+    "chunks", [(0, 1), (2,), (2, 2, 2), "x", 1.5, ((5, 4), (40,)), (None, "y")]
+)
+def test_blocks_that_dask_does_not_make_are_refused(a, chunks):
+    with pytest.raises(gpushard.OptionError, match="dask makes no such blocks") as told:
+        a.to_dask(chunks)
+    assert told.value.got == repr(chunks)
+    assert told.value.hint
+
+
 def test_only_what_is_wanted_of_a_block_is_read(a, monkeypatch):
     read, keys = gpushard.Array.read, []
     lazy = a.to_dask()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
-from gpushard import Loader, OptionError
+from gpushard import Loader, OptionError, UnsupportedError
 from loader_data import IMAGES, N, images, stored
 from zarr_oracle import quiet_zarr
 
@@ -112,3 +114,23 @@ def test_text_does_not_become_numbers(options):
         words = stored(np.array(["1", "2"], dtype=np.dtypes.StringDType()), (1,))
     with pytest.raises(OptionError, match="apply only to numbers"):
         Loader(words, **options)
+
+
+def test_a_system_without_threads_is_told_and_read_from_without_them(
+    monkeypatch,
+):
+    """As where a container's limit is reached, or the interpreter ends."""
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    array = stored(np.arange(12, dtype="i4"), (4,))
+    with Loader(array, batch_size=4) as loader, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(UnsupportedError, match="can't start") as told:
+            next(iter(loader))
+        assert "prefetch_factor=0" in told.value.hint
+        with Loader(array, batch_size=4, prefetch_factor=0) as alone:
+            assert len(next(iter(alone))) == 4
+    with loader:
+        assert len(next(iter(loader))) == 4

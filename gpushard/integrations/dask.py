@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gpushard.errors import UnsupportedError
+from gpushard.errors import OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     import dask.array
@@ -31,7 +31,8 @@ class _Readable(Protocol):
 def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
     """Dask array that reads `array`; see `NumpyLike.to_dask`.
 
-    Raises `UnsupportedError` if dask is not installed.
+    Raises `UnsupportedError` if dask is not installed, and `OptionError` if dask makes
+    no such blocks.
     """
     try:
         import dask.array as da
@@ -74,9 +75,17 @@ def _blocks(array: Any, chunks: Any) -> Any:
         chunks = known if is_sharded else "auto"
     # dask refuses to estimate the size of text; it is at least that of its elements.
     sized = np.dtype((np.void, array.dtype.itemsize))
-    return normalize_chunks(
-        chunks, array.shape, dtype=sized, previous_chunks=known or None
-    )
+    try:
+        return normalize_chunks(
+            chunks, array.shape, dtype=sized, previous_chunks=known or None
+        )
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise OptionError(
+            f"dask makes no such blocks: {error}",
+            expected=f"chunks= that cover the shape {array.shape}",
+            got=repr(chunks),
+            hint="pass one length for each axis, or leave chunks= out",
+        ) from error
 
 
 class GraphArray:

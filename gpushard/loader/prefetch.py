@@ -122,8 +122,20 @@ class Prefetched(Generic[Item]):
         self._end = finalize(self, _end_here, self._channel, self._pid)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread.
+
+        Raises `UnsupportedError` if the system starts no more threads.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # of its limits, or the interpreter ends
+            if self._thread.ident is not None:
+                raise
+            raise UnsupportedError(
+                f"a loader cannot read ahead: {error}",
+                hint="raise the limit of threads (ulimit -u), or read in the calling"
+                " thread with prefetch_factor=0",
+            ) from error
 
     def __iter__(self) -> Iterator[Item]:
         return self
