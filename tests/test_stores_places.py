@@ -1,4 +1,4 @@
-"""A path or file URL that leads to no store: the error says why it does not."""
+"""Where paths, path objects and file URLs lead, and why some lead to no store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import zarr
 
+import gpushard
 from gpushard.errors import NotFoundError, StoreError
+from gpushard.stores.http.store import HttpStore
+from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import resolve
 
 
@@ -73,3 +76,38 @@ def test_a_deleted_working_directory_is_named_where_a_path_is_relative(
     for target in (".", "..", zarr.storage.LocalStore("x.zarr")):
         with pytest.raises(NotFoundError, match="working directory was deleted"):
             resolve(target)
+
+
+class Named:
+    """A path object whose text is for people, as that of `os.DirEntry`."""
+
+    def __init__(self, path: str | bytes, text: str = "<a path>") -> None:
+        self._path, self._text = path, text
+
+    def __fspath__(self) -> str | bytes:
+        return self._path
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def test_path_objects_are_asked_for_their_path_and_not_for_their_text(
+    tmp_path: Path,
+) -> None:
+    group_path = tmp_path / "data.zarr"
+    group_path.mkdir()
+    entries = list(os.scandir(tmp_path))
+    for target in (*entries, Named(str(group_path)), Named(os.fsencode(group_path))):
+        store, path = resolve(target)
+        assert isinstance(store, LocalStore)
+        assert (store.root, path) == (str(group_path), "")
+    made = gpushard.create_array(
+        Named(str(group_path / "new")), shape=(2,), chunks=(2,), dtype="i4"
+    )
+    assert made.shape == (2,)
+    assert (group_path / "new" / "zarr.json").is_file()
+
+
+def test_a_path_object_for_a_url_is_opened_where_the_url_is() -> None:
+    store, _ = resolve(Named("/copy", "http://127.0.0.1:1/a.zarr"))
+    assert isinstance(store, HttpStore)

@@ -79,39 +79,6 @@ def test_relative_and_home_paths_are_understood(
         assert store.root == str(group_path)
 
 
-class Named:
-    """A path object whose text is for people, as that of `os.DirEntry`."""
-
-    def __init__(self, path: str | bytes, text: str = "<a path>") -> None:
-        self._path, self._text = path, text
-
-    def __fspath__(self) -> str | bytes:
-        return self._path
-
-    def __str__(self) -> str:
-        return self._text
-
-
-def test_path_objects_are_asked_for_their_path_and_not_for_their_text(
-    group_path: Path,
-) -> None:
-    entries = list(os.scandir(group_path.parent))
-    for target in (*entries, Named(str(group_path)), Named(os.fsencode(group_path))):
-        store, path = resolve(target)
-        assert isinstance(store, LocalStore)
-        assert (store.root, path) == (str(group_path), "")
-    made = gpushard.create_array(
-        Named(str(group_path / "new")), shape=(2,), chunks=(2,), dtype="i4"
-    )
-    assert made.shape == (2,)
-    assert (group_path / "new" / "zarr.json").is_file()
-
-
-def test_a_path_object_for_a_url_is_opened_where_the_url_is() -> None:
-    store, _ = resolve(Named("/copy", "http://127.0.0.1:1/a.zarr"))
-    assert isinstance(store, HttpStore)
-
-
 def test_file_url_is_a_local_store(tmp_path: Path) -> None:
     write_array(tmp_path / "a b%20ü.zarr")
     store, path = resolve((tmp_path / "a b%20ü.zarr").as_uri(), "g/t")
