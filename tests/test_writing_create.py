@@ -174,6 +174,7 @@ def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
         ({"write_strategy": "fast"}, "strategy"),
         ({"write_strategy": "random_write"}, "index_location"),
         ({"attributes": {"a": object()}}, "zarr makes no such array"),
+        ({"compressors": {}}, "zarr makes no such array: there is no 'name'"),
     ],
 )
 def test_impossible_arguments_are_refused_and_nothing_is_made(

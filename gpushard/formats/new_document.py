@@ -121,8 +121,10 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
             warnings.simplefilter("ignore")
             zarr.create_array(store, zarr_format=3, **given)
     except Exception as error:
+        # Python's text of it is nothing but the name of what is missing.
+        reason = f"there is no {error}" if isinstance(error, KeyError) else error
         raise OptionError(
-            f"zarr makes no such array: {error}",
+            f"zarr makes no such array: {reason}",
             hint="see zarr.create_array for what each argument takes",
         ) from error
     return store._store_dict["zarr.json"].to_bytes()  # noqa: SLF001 - no await needed
