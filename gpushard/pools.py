@@ -310,7 +310,7 @@ def _end_all() -> None:
     pools = [pool for (of, *_), pool in list(_pools.items()) if of == pid]
     at_s = time.monotonic() + _GRACE_S
     # An error here would be told on stderr, behind that of the interrupt before.
-    with suppress(KeyboardInterrupt):
+    with suppress(*INTERRUPTS):
         while pools := [pool for pool in pools if not pool.end(at_s)]:
             stop_all()
             at_s = time.monotonic() + _LOOK_AGAIN_S

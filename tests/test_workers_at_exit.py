@@ -202,6 +202,10 @@ from gpushard import pools
 from gpushard.stop_flag import flag_here
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 
+def leave(*_):
+    raise SystemExit
+signal.signal(signal.SIGTERM, leave)
+
 def work():
     begun.set()
     {body}
@@ -220,8 +224,9 @@ def test_at_the_end_of_the_interpreter_nobody_waits_for_requests():
     assert took < 10
 
 
-def test_an_interrupt_at_the_end_of_the_interpreter_is_not_told():
-    kill = "os.kill(os.getpid(), signal.SIGINT)"
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_at_the_end_of_the_interpreter_is_not_told(number):
+    kill = f"os.kill(os.getpid(), signal.{number})"
     out, err, took = at_exit(f"time.sleep(0.2); {kill}; time.sleep(30)")
     assert not out
     assert not err
