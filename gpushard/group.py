@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushard.arguments import instance, likely_names
 from gpushard.array import Array, array_over, store_and_path
+from gpushard.attributes import Attributes
 from gpushard.errors import (
     GpushardError,
     MetadataError,
@@ -129,8 +130,8 @@ class Group(Mapping[str, Array]):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The group's attributes; changes to them are not stored."""
-        return self._document.attributes
+        """The group's attributes, as a dictionary that refuses changes."""
+        return Attributes(self._document.attributes)
 
     @property
     def is_consolidated(self) -> bool:

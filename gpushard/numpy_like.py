@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpushard.attributes import Attributes
 from gpushard.damage import OnDamage
 from gpushard.layout import ArrayLayout
 from gpushard.options import MIB
@@ -310,8 +311,8 @@ class DescribedArray(NumpyLike):
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The array's attributes; changes to them are not stored."""
-        return self._layout.attributes
+        """The array's attributes, as a dictionary that refuses changes."""
+        return Attributes(self._layout.attributes)
 
     @property
     def dimension_names(self) -> tuple[str | None, ...] | None:

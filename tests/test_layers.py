@@ -23,7 +23,7 @@ PACKAGE = ROOT / "gpushard"
 WALK = (
     ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
     ("pools", "work_queue", "arguments"),
-    ("options", "report", "workers", "damage"),
+    ("options", "report", "workers", "damage", "attributes"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),
     ("codecs.base",),

@@ -16,7 +16,7 @@ from gpushard.loader.permutation import uniform
 from gpushard.loader.state import (
     Standing,
     count_in,
-    entries_in,
+    list_in,
     standing_in,
     state_of,
 )
@@ -273,7 +273,7 @@ class Mix:
             never together. The message says in what.
         """
         standing = standing_in(state, lambda _: self._facts(), self._n_steps)
-        states = entries_in(state, "states", len(self._loaders))
+        states = list_in(state, "states", len(self._loaders))
         rounds = self._rounds_in(state, standing)
         resumed = list(zip(self._loaders, states, rounds, strict=True))
         # All are looked at before one moves: a mix whose state is refused goes on.
@@ -290,7 +290,7 @@ class Mix:
         """How often each loader was at its end, as a state tells."""
         # A loader that begins again gives at least one batch before its next end.
         most = {"first": 0, "all": 1, "restart": standing.step}[self._stop]
-        rounds = entries_in(state, "rounds", len(self._loaders))
+        rounds = list_in(state, "rounds", len(self._loaders))
         return [count_in(n, "rounds", most if standing.step else 0) for n in rounds]
 
     def _refuse_elsewhere(self, epoch: int, own: int, n_rounds: int) -> None:

@@ -128,7 +128,7 @@ def count_in(
     return value
 
 
-def entries_in(state: Mapping[str, Any], name: str, n: int) -> list[Any]:
+def list_in(state: Mapping[str, Any], name: str, n: int) -> list[Any]:
     """The entries, one for each of `n` loaders, that a mix's state has under `name`.
 
     Raises
