@@ -348,12 +348,12 @@ def test_who_has_no_home_keeps_code_among_temporary_files(temporary):
 def test_a_home_that_is_not_there_is_not_made(folder, temporary, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     kept_code.keep(CODE)
     assert not (tmp_path / "home").exists()
     assert len([*temporary.iterdir()]) == 1
     (tmp_path / "home").mkdir()
-    kept_code.place.cache_clear()
+    kept_code.kept_file.cache_clear()
     kept_code.keep(CODE)
     assert len([*(tmp_path / "home/.cache/gpushard/loops").iterdir()]) == 1
 

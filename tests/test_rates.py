@@ -170,7 +170,9 @@ def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):
 
 def test_without_a_home_what_was_measured_is_not_kept(monkeypatch, tmp_path):
     device = EmulatedDevice(Kernels(), load_standin())
-    monkeypatch.setattr(measuring, "find_device", lambda _: find.Found(device, None))
+    monkeypatch.setattr(
+        measuring, "find_device", lambda _: find.FoundDevice(device, None)
+    )
     monkeypatch.setattr(measuring, "measure_rates", lambda _: RATES)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -166,7 +166,7 @@ def cache_directory() -> Path:
             home = Path.home()
         except RuntimeError as error:
             raise FileNotFoundError(str(error)) from error
-        if not home.is_dir():
+        if not os.path.isdir(home):  # also if the system refuses to look
             raise FileNotFoundError(f"there is no home {str(home)!r}")
         root = home / ".cache"
     return root / "gpushard" / "kernels"

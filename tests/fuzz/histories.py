@@ -41,7 +41,7 @@ from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, WriteOptions, source, stored
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.fetching import job
-from gpushard.fused import runner, shares, short
+from gpushard.fused import runner, shares
 from gpushard.placing import outputs
 from gpushard.stores import handles
 from tiny_bounds import tiny_bounds
@@ -54,7 +54,7 @@ _STRATEGIES = ("rewrite", "rewrite", "fixed_order", "append_only", "random_write
 _BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (job, "SMALLEST_SHARE_NBYTES", 500),
     (shares, "_SMALLEST_NBYTES", 500),
-    (short, "_SHARE_US", 1),
+    (shares, "_SHARE_US", 1),
     (source, "_LEAST_KEPT_NBYTES", 50),
     (source, "_LEAST_KEPT_FAST_NBYTES", 50),
     (stored, "_DIVISIBLE_NBYTES", 300),
