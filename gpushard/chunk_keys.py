@@ -50,19 +50,19 @@ class ChunkKeys:
             return [self.key(())] * len(coordinates)
         axes = (coordinates + np.array(self.offset or 0)).T
         numbers = zip(*(map(str, axis.tolist()) for axis in axes), strict=True)
-        start = self._start
+        start = self.start
         return [start + self.separator.join(some) for some in numbers]
 
     def stored_coordinates(self, key: str, ndim: int) -> tuple[int, ...] | None:
         """Coordinates in a key below the array; None if the key has none."""
-        if not key.startswith(self._start):
+        if not key.startswith(self.start):
             return None
-        numbers = key.removeprefix(self._start).split(self.separator)
+        numbers = key.removeprefix(self.start).split(self.separator)
         if len(numbers) != ndim or not all(map(_NUMBER.fullmatch, numbers)):
             return None
         return tuple(map(int, numbers))
 
     @property
-    def _start(self) -> str:
+    def start(self) -> str:
         """What stands before the coordinates, if there are any."""
         return {"draft": "c", "v2": ""}.get(self.kind, f"c{self.separator}")

@@ -113,6 +113,38 @@ def test_a_file_is_opened_once_for_all_that_is_wanted_of_it(
     assert len(opens) == 2 * 2
 
 
+@pytest.mark.parametrize("separator", "/.")
+@pytest.mark.parametrize("kind", ["default", "v2"])
+def test_places_of_any_number_of_digits_are_found(tmp_path, reads, kind, separator):
+    values = np.arange(1234 * 11, dtype="i4").reshape(1234, 11)
+    keys = {"name": kind, "separator": separator}
+    stored(tmp_path, values, chunks=(1, 1), chunk_key_encoding=keys)
+    a = opened(tmp_path, SHORT)
+    for rows in (slice(7, 12), slice(97, 103), slice(995, 1003), slice(1229, None)):
+        assert_same_bits(a[rows], values[rows])
+    assert reads == [True] * 4
+
+
+def test_paths_begin_with_that_of_the_array_in_its_store(tmp_path, reads):
+    values = values_of(with_gaps=False)
+    zarr.create_group(tmp_path)
+    stored(tmp_path / "Größe/a b", values, **CHAINS["zstd"])
+    zarr.create_group(tmp_path / "Größe")
+    group = gpushard.open_group(tmp_path, device="cpu", options=SHORT)
+    assert_same_bits(group["Größe/a b"][5:30], values[5:30])
+    assert reads == [True]
+
+
+def test_grids_of_more_places_than_64_bits_count_are_not_for_it(tmp_path, reads):
+    far = zarr.create_array(
+        tmp_path, shape=(1 << 40, 1 << 40), chunks=(1, 1), dtype="i4", fill_value=FILL
+    )
+    far[-1, -2] = 5
+    a = opened(tmp_path, SHORT)
+    assert_same_bits(a[-1, -9:], np.array([FILL] * 7 + [5, FILL], "i4"))
+    assert not reads
+
+
 @pytest.mark.parametrize("chain", ["raw", "zstd", "blosc"])
 def test_outputs_of_other_types_and_strides_are_written(tmp_path, reads, chain):
     values = values_of()

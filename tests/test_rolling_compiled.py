@@ -13,6 +13,7 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused.direct import DirectRead
+from gpushard.fused.opening import ObjectFiles
 from gpushard.fused.unsharded import ObjectRead
 from gpushard.rolling import RollingArray
 from gpushard.stores.local import LocalStore
@@ -69,6 +70,18 @@ def test_the_loops_tell_files_that_are_gone_from_those_that_are_missing(
     assert np.array_equal(view[2:4], steps(2, 4))
     # The short way reads the files that are there, and leaves the other two reads.
     assert len(read) == {"requests": 0, "direct": 3}.get(way, 2)
+
+
+def test_the_loops_open_files_at_negative_places(way, tmp_path, monkeypatch):
+    read = []
+    opening = ObjectFiles.opening
+    monkeypatch.setattr(
+        ObjectFiles, "opening", lambda *given: read.append(given) or opening(*given)
+    )
+    rolling(tmp_path / "a", -12, 6, chunks=(2, WIDTH), shards=None)
+    reader = RollingArray.open(tmp_path / "a", options=FUSED)
+    assert np.array_equal(reader[...], steps(-12, 6))
+    assert len(read) == (way != "requests")
 
 
 def test_a_roll_between_index_and_payload_is_followed(tmp_path, monkeypatch):

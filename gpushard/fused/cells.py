@@ -49,7 +49,12 @@ def axis_cells(
 
 
 def index_stride(layout: ArrayLayout, axis: int) -> int:
-    """Number of index entries between neighbours along an axis."""
+    """Number of index entries between neighbours along an axis.
+
+    An unsharded array counts as one shard, in whose index inner chunks are in C order.
+    """
+    if not layout.levels:
+        return prod(later.n_cells for later in layout.axes[axis + 1 :])
     (level,) = layout.levels
     order = level.axis_order
     later = order[order.index(axis) + 1 :]

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 # Columns of a box:
 # - SOURCE, NBYTES: start and size of the encoded inner chunk.
-# - LOW, HIGH: start and stop of the bytes to fetch.
+# - LOW, HIGH: start and stop of the bytes to fetch. Of a file that is not open yet, LOW
+#   says which it is (see `Opener`).
 # - FILE: the file that they lie in. Places are byte offsets in that file, or addresses
 #   in memory if it is NO_FILE. FILLED: decoded elements in memory.
 # - OFFSET, TARGET, PART: where the box's first element lies in the decoded bytes, the
@@ -122,8 +123,9 @@ RANGE_COLUMNS = 4
 # has claimed. Otherwise it is what a function of the driver returned: 0, or an error.
 CUT_SHORT, LEFT = -1, -2
 
-# Size of a `struct statx` of statx(2).
+# Size of a `struct statx` of statx(2), and most characters of an int64.
 STATUS_NBYTES = 256
+NUMBER_NBYTES = 20
 
 # Size of a `ZSTD_outBuffer` and a `ZSTD_inBuffer` of zstd.h: address, size, position.
 BUFFERS_NBYTES = 48
@@ -192,14 +194,21 @@ class Decoder(NamedTuple):
 class Opener(NamedTuple):
     """What the loops must know of files of one inner chunk each, to open them.
 
+    A path has a prefix, and then the place of the file in the chunk grid: a number for
+    each axis, with a separator in between. Before a box is placed, its `LOW` is the
+    file's number in C order.
+
     Attributes
     ----------
     root
         Descriptor of the directory that the paths begin at.
-    paths
-        Address of the addresses of the paths, which end with a zero byte.
+    prefix, prefix_nbytes, separator
+        Address and size of the prefix, and the separator's character.
+    strides, offsets, n_axes
+        Addresses of int64, shape (n_axes,): distance of neighbours in the order of
+        numbers, and what is added to their places.
     missing
-        Address of a bool per file, which is set if there is no such file.
+        Address of a bool per box, which is set if there is no such file.
     knows_missing
         Whether a path that leads to nothing means that. A link may lead to nothing, and
         of a rolling array the file may be deleted.
@@ -210,11 +219,16 @@ class Opener(NamedTuple):
     most_nbytes
         Size of the largest file to read.
     status
-        Address of memory of the thread for two statuses.
+        Address of memory of the thread for two statuses, and behind them for a path.
     """
 
     root: int
-    paths: int
+    prefix: int
+    prefix_nbytes: int
+    separator: int
+    strides: int
+    offsets: int
+    n_axes: int
     missing: int
     knows_missing: int
     how: int
@@ -224,6 +238,11 @@ class Opener(NamedTuple):
     errno: int
     most_nbytes: int
     status: int = 0
+
+    @property
+    def path_nbytes(self) -> int:
+        """Size of the longest path, with a zero byte behind it."""
+        return self.prefix_nbytes + self.n_axes * (NUMBER_NBYTES + 1) + 1
 
 
 class Poll(NamedTuple):

@@ -30,12 +30,48 @@ _MODE, _INODE, _SIZE, _CTIME, _MTIME = 28, 32, 40, 96, 112
 _KIND_OF_FILE, _REGULAR = 0o170000, 0o100000
 # errno(3), the same on all machines.
 _NO_SUCH_FILE, _NO_DIRECTORY = 2, 20
+_ZERO, _MINUS = ord("0"), ord("-")
 
 
 @calls.inner
-def _open(o: Opener, n: int) -> int:
-    """Descriptor of the nth file; -1 if it cannot be opened. Notes missing files."""
-    call = (_OPENAT2, o.root, calls.word(o.paths, n), o.how, _HOW_NBYTES)
+def _put_number(number: int, at: int) -> int:
+    """Write decimal digits; the address behind the last."""
+    if number < 0:
+        calls.store_int8(at, _MINUS)
+        at, number = at + 1, -number
+    behind, rest = at + 1, number // 10
+    while rest:
+        behind += 1
+        rest //= 10
+    digit = behind - 1
+    while digit >= at:
+        calls.store_int8(digit, _ZERO + number % 10)
+        digit -= 1
+        number //= 10
+    return behind
+
+
+@calls.inner
+def _put_path(o: Opener, number: int) -> int:
+    """Write the path of a file; its address."""
+    path = o.status + 2 * STATUS_NBYTES
+    calls.copy_bytes(path, o.prefix, o.prefix_nbytes)
+    at = path + o.prefix_nbytes
+    for axis in range(o.n_axes):
+        if axis:
+            calls.store_int8(at, o.separator)
+            at += 1
+        stride = calls.word(o.strides, axis)
+        at = _put_number(number // stride + calls.word(o.offsets, axis), at)
+        number %= stride
+    calls.store_int8(at, 0)
+    return path
+
+
+@calls.inner
+def _open(o: Opener, box: Any, n: int) -> int:
+    """Descriptor of a box' file; -1 if it cannot be opened. Notes missing files."""
+    call = (_OPENAT2, o.root, _put_path(o, box[LOW]), o.how, _HOW_NBYTES)
     fd = calls.call_syscall(o.syscall, call)
     if fd >= 0:
         return fd
@@ -79,8 +115,10 @@ def _place_object(
     """Place the boxes ``at[0]:at[1]`` of one file, if nobody writes to it meanwhile."""
     d, o = how
     first, stop = at
-    fd = _open(o, boxes[first, ENTRY])
+    fd = _open(o, boxes[first], first)
     if fd < 0:
+        for k in range(first + 1, stop):
+            calls.store_bool(o.missing + k, calls.load_8(o.missing + first))
         return
     before, after = o.status, o.status + STATUS_NBYTES
     if _looked_at(o, fd, before):
@@ -108,8 +146,8 @@ def place_objects(
 ) -> None:
     """Claim shares of the boxes, as `place_shares` does, and place each file's boxes.
 
-    The file of a box is the one whose number is in `ENTRY`. Boxes of a file that is
-    missing, not regular, too large or written to meanwhile are not placed.
+    Boxes of one file lie side by side and have the same `ENTRY`. Boxes of a file that
+    is missing, not regular, too large or written to meanwhile are not placed.
     """
     cuts, counter, most = shares
     work[4, 0] = NO_FILE

@@ -7,16 +7,17 @@ store's directory.
 from __future__ import annotations
 
 import os
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.cells import index_stride
 from gpushard.fused.columns import Opener
 from gpushard.fused.libraries import FileCalls, file_calls
 from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_room import usual_stored
-from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.handles import FileHandle
@@ -31,25 +32,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 N_TRIED, SLOW_US = 8, 300
 # About so many boxes are placed by one call of the loops; interrupts wait for its end.
 MOST_AT_ONCE = 512
-
-
-class _Paths:
-    """Paths of some objects, relative to the store's directory.
-
-    Attributes
-    ----------
-    addresses
-        int64, shape (n_objects,). Address of each path, which ends with a zero byte.
-    """
-
-    def __init__(self, source: Source, coordinates: Ints) -> None:
-        keys = source.keys(coordinates)
-        refuse_unsafe_key(keys[0], source.store.url)  # others differ in numbers only
-        text = os.fsencode("\0".join(keys))
-        self._text = np.frombuffer(text + b"\0", np.uint8)
-        first = np.zeros(len(keys), np.int64)
-        first[1:] = np.flatnonzero(self._text == 0)[:-1] + 1
-        self.addresses = first + address_of(self._text)
+_MOST_FILES = 1 << 62
 
 
 class Opening(NamedTuple):
@@ -60,7 +43,7 @@ class Opening(NamedTuple):
     opener
         What they are told. Of `missing` and `held` it has only addresses.
     missing
-        bool, shape (n_objects,). Set for each file that is found not to exist.
+        bool, shape (n_boxes,). Set for each box whose file is found not to exist.
     held
         The directory, and objects with memory that the loops read.
     """
@@ -68,6 +51,10 @@ class Opening(NamedTuple):
     opener: Opener
     missing: NDArray[np.bool_]
     held: tuple[object, ...]
+
+    def behind(self, n: int) -> Opener:
+        """The same for the boxes behind the first `n`."""
+        return self.opener._replace(missing=self.opener.missing + n)
 
 
 class ObjectFiles:
@@ -86,39 +73,53 @@ class ObjectFiles:
         The parameter.
     most_nbytes
         Size of the largest file that the loops read.
+    strides
+        int64, shape (n_axes,). Distance of neighbours along each axis, if all places of
+        the chunk grid are numbered in C order.
     """
 
     def __init__(self, source: Source, store: LocalStore, calls: FileCalls) -> None:
+        layout = source.layout
         self.store = store
         self.most_nbytes = _most_nbytes(source)
-        self._calls = calls
+        strides = [index_stride(layout, axis) for axis in range(layout.ndim)]
+        self.strides = np.array(strides, np.int64)
+        self._first_key = source.key((0,) * layout.ndim)
+        prefix = os.fsencode(layout.key_prefix + layout.keys.start)
         links = store.allow_symlinks_outside
-        self._knows_missing = not (links or store.checks_missing)
+        knows_missing = not (links or store.checks_missing)
+        self._prefix = np.frombuffer(prefix, np.uint8)
+        self._offsets = np.array(layout.keys.offset or (0,) * layout.ndim, np.int64)
         # Behind the struct, a path of no characters.
         self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
-
-    def opening(self, source: Source, root: FileHandle, coordinates: Ints) -> Opening:
-        """How to open the files of some objects.
-
-        Parameters
-        ----------
-        root
-            The store's directory, open.
-        coordinates
-            int64, shape (n_objects, n_axes). Places of the objects in the chunk grid.
-        """
-        paths = _Paths(source, coordinates)
-        missing = np.zeros(len(coordinates), np.bool_)
-        opener = Opener(
-            root.fd,
-            address_of(paths.addresses),
-            address_of(missing),
-            int(self._knows_missing),
+        self._opener = Opener(
+            0,
+            address_of(self._prefix),
+            len(prefix),
+            ord(layout.keys.separator),
+            address_of(self.strides),
+            address_of(self._offsets),
+            layout.ndim,
+            0,
+            int(knows_missing),
             address_of(self._how),
-            *self._calls,
+            *calls,
             self.most_nbytes,
         )
-        return Opening(opener, missing, (root, paths, self._how))
+
+    def opening(self, root: FileHandle, n_boxes: int) -> Opening:
+        """How to open the files of some boxes; `root` is the store's directory, open.
+
+        Raises
+        ------
+        StoreError
+            Keys of the array lead out of its directory.
+        """
+        # Other keys differ in numbers only.
+        refuse_unsafe_key(self._first_key, self.store.url)
+        missing = np.zeros(n_boxes, np.bool_)
+        opener = self._opener._replace(root=root.fd, missing=address_of(missing))
+        return Opening(opener, missing, (root, self))
 
 
 def object_files(source: Source) -> ObjectFiles | None:
@@ -127,6 +128,9 @@ def object_files(source: Source) -> ObjectFiles | None:
     if source.layout.levels or source.layout.object_codecs:
         return None
     if not holds_plain_files(store):
+        return None
+    # The loops number files in 64 bits.
+    if prod(axis.n_cells for axis in source.layout.axes) > _MOST_FILES:
         return None
     calls = file_calls()
     return None if calls is None else ObjectFiles(source, store, calls)

@@ -155,7 +155,8 @@ class BoxPlacer:
             if opener is None or shares is None:
                 compiled.place_boxes(ready.decoder, *arrays, shares)
             else:
-                status = _memory.buffer("status", 2 * STATUS_NBYTES)
+                nbytes = 2 * STATUS_NBYTES + opener.path_nbytes
+                status = _memory.buffer("status", nbytes)
                 own_opener = opener._replace(status=status.address)
                 compiled.place_objects((ready.decoder, own_opener), *arrays, shares)
         elif shares is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from gpushard.fused.columns import (
     NBYTES,
     OBJECTS,
     SOURCE,
+    Opener,
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.filling import fill_for
@@ -49,37 +50,6 @@ _OPEN_US = 7
 # Files that were slow are left to the general path for so long.
 _SLOW_FOR_S = 1.0
 _ONE_SHARD = [[0, 0, 0, OBJECTS, 0]]
-
-
-class _Boxes(NamedTuple):
-    """Boxes of a read, and their files.
-
-    Attributes
-    ----------
-    columns
-        int64, shape (n_boxes, FIRST_LENGTH + n_axes), sorted by file. `ENTRY` is the
-        number of the file.
-    firsts
-        int64, shape (n_files + 1,). First box of each file, then the number of boxes.
-    opening
-        How the files are opened.
-    """
-
-    columns: Ints
-    firsts: Ints
-    opening: Opening
-
-    @property
-    def n_files(self) -> int:
-        """Number of files."""
-        return len(self.firsts) - 1
-
-    def divided(self, n_files: int) -> tuple[_Boxes, _Boxes]:
-        """The boxes of the first `n_files` files, and the others."""
-        cut = int(self.firsts[n_files])
-        first = self.columns[:cut], self.firsts[: n_files + 1]
-        rest = self.columns[cut:], self.firsts[n_files:] - cut
-        return _Boxes(*first, self.opening), _Boxes(*rest, self.opening)
 
 
 class ShortObjectReader:
@@ -107,7 +77,6 @@ class ShortObjectReader:
         self._chain = chain
         self._loops = loops
         self._grid = grid_of(source.layout, chain.strides)
-        self._n_cells = [axis.n_cells for axis in source.layout.axes]
         self._planned = loops.plan_parameters(source, chain, 0, 0)
         self._slow_until_s = 0.0
 
@@ -134,69 +103,66 @@ class ShortObjectReader:
         columns, strides, _ = on_grid.plan(
             self._loops.compiled, planned, np.array(_ONE_SHARD)
         )
-        boxes = self._with_files(source, columns)
-        placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
-        return boxes is not None and self._place(source, placer, boxes)
-
-    def _with_files(self, source: Source, columns: Ints) -> _Boxes | None:
-        """Planned boxes with their files; None if the store's directory is gone."""
         root = self._files.store.open_root()
         if root is None:
-            return None
-        entry = columns[:, ENTRY]
-        is_cut = np.ones(len(entry) + 1, np.bool_)
-        np.not_equal(entry[1:], entry[:-1], out=is_cut[1:-1])
-        firsts = np.flatnonzero(is_cut)
-        coordinates = np.unravel_index(entry[firsts[:-1]], self._n_cells)
-        opening = self._files.opening(source, root, np.array(coordinates).T)
-        columns[:, ENTRY] = is_cut[:-1].cumsum() - 1
-        return _Boxes(columns, firsts, opening)
-
-    def _place(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> bool:
-        """Whether boxes could be placed, from their files or as fill values."""
-        is_placed = self._read(source, placer, boxes)
-        if is_placed.all():
-            return True
-        is_missing = boxes.opening.missing[boxes.columns[:, ENTRY]]
-        if not (is_placed | is_missing).all() or self._files.store.open_root() is None:
             return False
-        missing = boxes.columns[is_missing]
-        missing[:, [SOURCE, LOW, HIGH]] = 0
-        missing[:, NBYTES], missing[:, FILE] = self._chain.chunk_nbytes, FILLED
-        # This object holds the memory: the loops have only its address.
-        fill = fill_for(missing, source, None)
-        return fill is not None and bool(placer.run(missing).all())
+        opening = self._files.opening(root, len(columns))
+        placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
+        is_placed = self._read(source, placer, columns, opening)
+        return bool(is_placed.all()) or self._fill(
+            source, placer, columns[~is_placed], opening.missing[~is_placed]
+        )
 
-    def _read(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> Bools:
+    def _fill(
+        self, source: Source, placer: BoxPlacer, left: Ints, missing: Bools
+    ) -> bool:
+        """Whether all boxes that are left are missing, and could be filled."""
+        if not missing.all() or self._files.store.open_root() is None:
+            return False
+        left[:, [SOURCE, LOW, HIGH]] = 0
+        left[:, NBYTES], left[:, FILE] = self._chain.chunk_nbytes, FILLED
+        # This object holds the memory: the loops have only its address.
+        fill = fill_for(left, source, None)
+        return fill is not None and bool(placer.run(left).all())
+
+    def _read(
+        self, source: Source, placer: BoxPlacer, columns: Ints, opening: Opening
+    ) -> Bools:
         """Read boxes: bool, shape (n_boxes,), whether each was placed.
 
         If files are slow, those after the first few are not read.
         """
-        if boxes.n_files <= 2 * N_TRIED:
-            return self._run(source, placer, boxes)
-        is_placed = np.zeros(len(boxes.columns), np.bool_)
+        n_boxes = len(columns)
+        if n_boxes <= 2 * N_TRIED:
+            return self._run(source, placer, columns, opening.opener)
+        is_placed = np.zeros(n_boxes, np.bool_)
         started_s = monotonic()
         if started_s < self._slow_until_s:
             return is_placed
-        tried, rest = boxes.divided(N_TRIED)
-        n_tried = len(tried.columns)
-        is_placed[:n_tried] = self._run(source, placer, tried)
+        entry = columns[:, ENTRY]
+        cut = int(entry.searchsorted(entry[N_TRIED - 1], "right"))  # between files
+        is_placed[:cut] = self._run(source, placer, columns[:cut], opening.opener)
         file_us = 1e6 * (monotonic() - started_s) / N_TRIED
         if file_us - self._chain.chunk_us > SLOW_US:
             self._slow_until_s = monotonic() + _SLOW_FOR_S
         else:
-            is_placed[n_tried:] = self._run(source, placer, rest)
+            rest = opening.behind(cut)
+            is_placed[cut:] = self._run(source, placer, columns[cut:], rest)
         return is_placed
 
-    def _run(self, source: Source, placer: BoxPlacer, boxes: _Boxes) -> Bools:
+    def _run(
+        self, source: Source, placer: BoxPlacer, columns: Ints, opener: Opener
+    ) -> Bools:
         """Read boxes in as many threads as are worth it."""
-        columns, firsts, opening = boxes
-        nbytes = self._chain.chunk_nbytes
-        work_us = boxes.n_files * (_OPEN_US + self._chain.pace.work_us(nbytes))
-        n_tasks = n_sharing(source, work_us, boxes.n_files)
-        shares = Shares.of(columns, nbytes, n_tasks, firsts, MOST_AT_ONCE)
+        n_boxes, nbytes = len(columns), self._chain.chunk_nbytes
+        work_us = n_boxes * (_OPEN_US + self._chain.pace.work_us(nbytes))
+        n_tasks = n_sharing(source, work_us, n_boxes)
         window = window_nbytes(source.options, self._files.most_nbytes)
-        run = partial(placer.run, columns, window, shares, opening.opener)
+        if n_tasks == 1:
+            shares = Shares(np.array([0, n_boxes]), n_boxes)
+            return placer.run(columns, window, shares, opener)
+        shares = Shares.of(columns, nbytes, n_tasks, most=MOST_AT_ONCE)
+        run = partial(placer.run, columns, window, shares, opener)
         run_tasks(shares.tasks(run), n_tasks)
         return shares.is_placed
 

@@ -157,21 +157,17 @@ class _MeshAxis(NamedTuple):
 def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
     """Grid of an array with cells of a single shape, and at most one sharding level.
 
-    An unsharded array counts as one shard, in whose index inner chunks are in C order.
+    An unsharded array counts as one shard (see `cells.index_stride`).
     """
-    if not layout.levels:
-        lengths = [axis.n_cells for axis in layout.axes]
-        return [
-            (axis.cell, n, prod(lengths[i + 1 :]), stride)
-            for i, (axis, n, stride) in enumerate(
-                zip(layout.axes, lengths, chunk_strides, strict=True)
-            )
-        ]
+    axes = zip(layout.inner_axes, layout.axes, chunk_strides, strict=True)
     return [
-        (inner.cell, outer.cell // inner.cell, index_stride(layout, axis), stride)
-        for axis, (inner, outer, stride) in enumerate(
-            zip(layout.inner_axes, layout.axes, chunk_strides, strict=True)
+        (
+            inner.cell,
+            outer.cell // inner.cell if layout.levels else outer.n_cells,
+            index_stride(layout, axis),
+            stride,
         )
+        for axis, (inner, outer, stride) in enumerate(axes)
     ]
 
 

@@ -15,7 +15,15 @@ import numpy as np
 
 from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.pieces import most_merged
-from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE
+from gpushard.fused.columns import (
+    ENTRY,
+    FILE,
+    KEEP,
+    LOW,
+    NBYTES,
+    NO_FILE,
+    SOURCE,
+)
 from gpushard.fused.files import FileBoxes, window_nbytes
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
@@ -108,8 +116,9 @@ class ObjectRead:
         for column in (SOURCE, NBYTES, KEEP):
             boxes[:, column] = 0
         boxes[:, FILE], boxes[:, ENTRY] = NO_FILE, block.shard[row]
+        boxes[:, LOW] = (block.shard_coords @ self._files.strides)[boxes[:, ENTRY]]
         source, chain = self._job.source, self._runner.chain
-        opening = self._files.opening(source, self._root, block.shard_coords)
+        opening = self._files.opening(self._root, len(boxes))
         reading = FileBoxes(
             self._runner,
             [self._root],
@@ -129,21 +138,20 @@ class ObjectRead:
         file_boxes: FileBoxes,
     ) -> None:
         """Fill what is missing, and note the files that must be read again."""
-        missing = opening.missing
         if self._job.tally.is_summed:
             _, firsts = np.unique(file_boxes.boxes[:, ENTRY], return_index=True)
             nbytes = int(file_boxes.boxes[firsts, NBYTES].sum())
             self._job.tally.add(payload_nbytes=nbytes)
-        if missing.any() and self._files.store.open_root() is None:
-            missing[:] = False  # the general path says that the directory is gone
-        is_missing = missing[block.shard]
-        if is_missing.any():
-            self._host.fill(self._job, block, np.flatnonzero(is_missing))
-        left = np.zeros(len(missing), np.bool_)
-        left[block.shard[row[~file_boxes.shares.is_placed]]] = True
-        left &= ~missing
-        if left.any():
-            self._left.append(rows_of(block, left))
+        file = block.shard[row]
+        is_missing, is_left = np.zeros((2, len(block.shard_coords)), np.bool_)
+        # If the directory is gone, the general path says so.
+        if opening.missing.any() and self._files.store.open_root() is not None:
+            is_missing[file[opening.missing]] = True
+            self._host.fill(self._job, block, np.flatnonzero(is_missing[block.shard]))
+        is_left[file[~file_boxes.shares.is_placed]] = True
+        is_left &= ~is_missing
+        if is_left.any():
+            self._left.append(rows_of(block, is_left))
 
 
 def _parts(block: ShardBlock, is_in_first: Bools) -> tuple[ShardBlock, ShardBlock]:
