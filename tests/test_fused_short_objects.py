@@ -296,12 +296,35 @@ def test_many_slow_files_are_left_to_those_who_wait_for_many(
         opens.clear()
         assert a[...].shape == SHAPE
         assert len(opens) == n_tried
-    monkeypatch.setattr(short_objects, "_SLOW_FOR_S", 0.0)
     assert_same_bits(a[:10], values[:10])  # few files need not be tried
     assert reads == [False, False, True]
-    monkeypatch.setattr(short_objects, "monotonic", lambda: 1e18)
-    monkeypatch.setattr(short_objects, "SLOW_US", 1e9)
+    now_s = short_objects.monotonic()
+    monkeypatch.setattr(short_objects, "monotonic", lambda: now_s + 2)
+    opens.clear()
+    assert a[...].shape == SHAPE
+    assert len(opens) == short_objects.N_TRIED
+
+
+def test_many_fast_files_are_tried_from_time_to_time(tmp_path, reads, monkeypatch):
+    values = values_of(with_gaps=False)
+    stored(tmp_path, values, **CHAINS["zstd"])
+    runs = []
+    plain = ShortObjectReader._run
+
+    def run(self, source, placer, columns, opener):
+        runs.append(len(columns))
+        return plain(self, source, placer, columns, opener)
+
+    monkeypatch.setattr(ShortObjectReader, "_run", run)
+    n_tried = short_objects.N_TRIED
+    a = opened(tmp_path, SHORT)
+    for _ in range(2):
+        assert_same_bits(a[...], values)
+    now_s = short_objects.monotonic()
+    monkeypatch.setattr(short_objects, "monotonic", lambda: now_s + 2)
     assert_same_bits(a[...], values)
+    assert runs == [n_tried, 28 - n_tried, 28, n_tried, 28 - n_tried]
+    assert reads == [True] * 3
 
 
 def test_systems_that_open_no_files_for_the_loops_read_as_before(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,16 @@ from gpushard.workers import run_tasks
 
 # Time that opening, looking at and closing a file takes, beside reading and decoding.
 _OPEN_US = 7
-# Files that were slow are left to the general path for so long.
-_SLOW_FOR_S = 1.0
+# For so long, other files are taken to be as slow or as fast as those that were tried.
+_TRUSTED_FOR_S = 1.0
 _ONE_SHARD = [[0, 0, 0, OBJECTS, 0]]
+
+
+class _Trial(NamedTuple):
+    """Whether files were slow, and the monotonic time until which that is trusted."""
+
+    until_s: float
+    are_slow: bool
 
 
 class ShortObjectReader:
@@ -78,7 +85,7 @@ class ShortObjectReader:
         self._loops = loops
         self._grid = grid_of(source.layout, chain.strides)
         self._planned = loops.plan_parameters(source, chain, 0, 0)
-        self._slow_until_s = 0.0
+        self._trial = _Trial(0.0, are_slow=False)
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
@@ -133,19 +140,21 @@ class ShortObjectReader:
         If files are slow, those after the first few are not read.
         """
         n_boxes = len(columns)
-        if n_boxes <= 2 * N_TRIED:
+        until_s, are_slow = self._trial
+        if n_boxes <= 2 * N_TRIED or (monotonic() < until_s and not are_slow):
             return self._run(source, placer, columns, opening.opener)
         is_placed = np.zeros(n_boxes, np.bool_)
-        started_s = monotonic()
-        if started_s < self._slow_until_s:
+        if monotonic() < until_s:
             return is_placed
         entry = columns[:, ENTRY]
         cut = int(entry.searchsorted(entry[N_TRIED - 1], "right"))  # between files
+        started_s = monotonic()
         is_placed[:cut] = self._run(source, placer, columns[:cut], opening.opener)
-        file_us = 1e6 * (monotonic() - started_s) / N_TRIED
-        if file_us - self._chain.chunk_us > SLOW_US:
-            self._slow_until_s = monotonic() + _SLOW_FOR_S
-        else:
+        ended_s = monotonic()
+        file_us = 1e6 * (ended_s - started_s) / N_TRIED
+        are_slow = file_us - self._chain.chunk_us > SLOW_US
+        self._trial = _Trial(ended_s + _TRUSTED_FOR_S, are_slow)
+        if not are_slow:
             rest = opening.behind(cut)
             is_placed[cut:] = self._run(source, placer, columns[cut:], rest)
         return is_placed
