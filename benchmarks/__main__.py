@@ -174,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help="part of the table, under two minutes")
     add("--cold", action="store_true", help="also from an empty page cache")
+    add("--unsharded", action="store_true", help="inner chunks as files, not in shards")
     add("--nbytes", type=int, help="decoded bytes of each array")
     add("--datasets", nargs="+", choices=DATASETS, default=list(DATASETS))
     add("--inner", nargs="+", type=int, choices=INNER_NBYTES, metavar="NBYTES")
@@ -203,6 +204,7 @@ def _measure(arguments: list[str]) -> int:
         tuple(chosen["inner"]),
         tuple(chosen["codecs"]),
         chosen["nbytes"],
+        is_sharded=not chosen["unsharded"],
     )
     started, load_before, suite = datetime.now(UTC), load(), Suite(settings)
     suite.run(matrix, _say)

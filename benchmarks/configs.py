@@ -67,17 +67,21 @@ class Config:
         One of `CODECS`.
     nbytes
         Decoded bytes of the array at most; rounded down to a power of two.
+    is_sharded
+        Whether inner chunks lie in shards; if not, each is a file.
     """
 
     dataset: Dataset
     inner_nbytes: int
     codec: str
     nbytes: int
+    is_sharded: bool = True
 
     @property
     def slug(self) -> str:
         """Name of its directory; the data set comes first."""
-        return f"{self.dataset}-{self.inner_nbytes // KIB}k-{self.codec}"
+        files = "" if self.is_sharded else "-unsharded"
+        return f"{self.dataset}-{self.inner_nbytes // KIB}k-{self.codec}{files}"
 
     @property
     def shard_shape(self) -> Shape:
@@ -112,12 +116,17 @@ class Config:
         dtype = DTYPES[self.dataset]
         itemsize = 4 if dtype == "float32" else 1
         little = {"name": "bytes", "configuration": {"endian": "little"}}
-        sharding = {
-            "chunk_shape": list(self.inner_shape),
-            "codecs": [little, *codecs_of(self.codec, itemsize)],
-            "index_codecs": [little, {"name": "crc32c"}],
-            "index_location": "end",
-        }
+        chunk_shape, codecs = self.inner_shape, [little]
+        codecs += codecs_of(self.codec, itemsize)
+        if self.is_sharded:
+            sharding = {
+                "chunk_shape": list(chunk_shape),
+                "codecs": codecs,
+                "index_codecs": [little, {"name": "crc32c"}],
+                "index_location": "end",
+            }
+            chunk_shape = self.shard_shape
+            codecs = [{"name": "sharding_indexed", "configuration": sharding}]
         return {
             "zarr_format": 3,
             "node_type": "array",
@@ -125,12 +134,12 @@ class Config:
             "data_type": dtype,
             "chunk_grid": {
                 "name": "regular",
-                "configuration": {"chunk_shape": list(self.shard_shape)},
+                "configuration": {"chunk_shape": list(chunk_shape)},
             },
             "chunk_key_encoding": {"name": "default"},
             "fill_value": 0,
             "attributes": {},
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "codecs": codecs,
         }
 
 
@@ -139,10 +148,12 @@ def configs(
     inner_nbytes: tuple[int, ...],
     codecs: tuple[str, ...],
     nbytes: int,
+    *,
+    is_sharded: bool = True,
 ) -> list[Config]:
     """Every combination whose inner chunk fits into its shard."""
     every = [
-        Config(dataset, inner, codec, nbytes)
+        Config(dataset, inner, codec, nbytes, is_sharded)
         for dataset in datasets
         for inner in inner_nbytes
         for codec in codecs

@@ -139,6 +139,7 @@ class Measurement:
             "dataset": self.config.dataset,
             "inner_nbytes": self.config.inner_nbytes,
             "codec": self.config.codec,
+            "is_sharded": self.config.is_sharded,
             "workload": self.workload,
             "cache": "cold" if self.cold else "warm",
             "output_nbytes": sum(read.of(self.values).nbytes for read in reads),

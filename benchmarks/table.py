@@ -48,7 +48,8 @@ def label(row: dict[str, Any]) -> str:
     """Short name of a row."""
     size = f"{row['inner_nbytes'] // 1024}K"
     cold = " cold" if row["cache"] == "cold" else ""
-    return f"{row['dataset']} {size} {row['codec']} {row['workload']}{cold}"
+    files = "" if row.get("is_sharded", True) else " files"  # older results lack it
+    return f"{row['dataset']} {size} {row['codec']}{files} {row['workload']}{cold}"
 
 
 def median(values: list[float]) -> float:

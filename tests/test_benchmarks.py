@@ -32,6 +32,22 @@ def result(tmp_path_factory):
     return json.loads(out.read_text())
 
 
+@pytest.mark.parametrize("codec", ["none", "zstd+crc32c"])
+def test_arrays_without_shards_are_measured(tmp_path, capsys, codec):
+    arguments = ["--unsharded", "--datasets", "tiles", "--codecs", codec]
+    arguments += ["--nbytes", str(TINY), "--inner", str(4 * KIB), "--repetitions", "1"]
+    names = ["gpushard_cpu", "zarr_default", "floor_decompress"]
+    arguments += ["--out", str(tmp_path / "result.json"), "--contenders", *names]
+    assert command.main(arguments) == 0
+    assert f"tiles 4K {codec} files full" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    (full,) = (row for row in result["rows"] if row["workload"] == "full")
+    assert not full["is_sharded"]
+    for name in names:
+        entry = result["absent"].get(name) or full["contenders"][name]
+        assert isinstance(entry, str) or len(entry["wall_s"]) == 1
+
+
 def entries(result, name):
     if name in result["absent"]:
         pytest.skip(f"{name}: {result['absent'][name]}")

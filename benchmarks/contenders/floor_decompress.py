@@ -51,16 +51,22 @@ def versions() -> dict[str, str]:
 def open_array(path: Path) -> Handle:
     """Handle that the reads take."""
     document = json.loads((path / "zarr.json").read_bytes())
-    sharding = document["codecs"][0]["configuration"]
-    inner_shape = sharding["chunk_shape"]
+    chunk_shape = document["chunk_grid"]["configuration"]["chunk_shape"]
+    codecs = document["codecs"]
+    objects = sorted(p for p in (path / "c").rglob("*") if p.is_file())
+    stored = (each.read_bytes() for each in objects)
+    if codecs[0]["name"] == "sharding_indexed":
+        sharding = codecs[0]["configuration"]
+        codecs, inner_shape = sharding["codecs"], sharding["chunk_shape"]
+        n_inner = int(np.prod(chunk_shape)) // int(np.prod(inner_shape))
+        chunks = [chunk for shard in stored for chunk in _chunks(shard, n_inner)]
+    else:
+        inner_shape, chunks = chunk_shape, list(map(memoryview, stored))
     itemsize = np.dtype(document["data_type"]).itemsize
-    shard_shape = document["chunk_grid"]["configuration"]["chunk_shape"]
-    n_inner = int(np.prod(shard_shape)) // int(np.prod(inner_shape))
-    shards = sorted(p for p in (path / "c").rglob("*") if p.is_file())
     inner_nbytes = int(np.prod(inner_shape)) * itemsize
-    names = [codec["name"] for codec in sharding["codecs"][1:]]
+    names = [codec["name"] for codec in codecs[1:]]
     return Handle(
-        [chunk for shard in shards for chunk in _chunks(shard.read_bytes(), n_inner)],
+        chunks,
         max(1, _TASK_NBYTES // inner_nbytes),
         _decoder(names, inner_nbytes),
         ThreadPoolExecutor(usable_cpu_count()),
