@@ -362,9 +362,9 @@ def test_a_few_little_files_are_left_to_python(tmp_path, reads, monkeypatch):
     values = values_of()
     stored(tmp_path, values, **CHAINS["zstd"])
     a = opened(tmp_path, SHORT)
-    assert_same_bits(a[10:20, 5:15], values[10:20, 5:15])
+    assert_same_bits(a[10:20, 5:8], values[10:20, 5:8])
     assert not reads
-    assert_same_bits(a[10:20, 5:25], values[10:20, 5:25])
+    assert_same_bits(a[10:20, 5:15], values[10:20, 5:15])
     assert reads == [True]
 
 

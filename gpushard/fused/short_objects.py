@@ -75,7 +75,7 @@ class ShortObjectReader:
         Python reads up to so many little inner chunks as fast.
     """
 
-    n_few = 4
+    n_few = 2
 
     def __init__(
         self, source: Source, files: ObjectFiles, chain: FusedChain, loops: Loops
