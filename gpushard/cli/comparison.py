@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gpushard.cli.pieces import Piece, slice_of
 from gpushard.errors import UnsupportedError
+from gpushard.selecting.numbering import distinct
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
 
@@ -176,7 +177,7 @@ def differing_positions(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np
     if got.dtype.kind in "OT":
         return np.flatnonzero(expected != got)
     differing_bytes = np.flatnonzero(_as_bytes(expected) != _as_bytes(got))
-    return np.unique(differing_bytes // got.dtype.itemsize)
+    return distinct(differing_bytes // got.dtype.itemsize)
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

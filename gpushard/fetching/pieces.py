@@ -17,6 +17,7 @@ from gpushard.planning.blocks import BLOCK_CHUNKS, Block, ShardBlock
 from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import MERGED_CHUNKS, ReadPlan
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
@@ -154,7 +155,7 @@ def _cut_nested(job: Job, block: ShardBlock) -> Iterator[ShardBlock]:
             whole, pieces = pieces, []
             for piece in whole:
                 group = _nested(piece, level) // n_fitting
-                groups = np.unique(group).tolist()
+                groups = distinct(group).tolist()
                 pieces += [piece.at(np.flatnonzero(group == k)) for k in groups]
     return iter(pieces)
 

@@ -36,6 +36,7 @@ from gpushard.planning.grid import GridPart
 from gpushard.planning.patches import PatchPart
 from gpushard.planning.plan import Part, ReadPlan
 from gpushard.planning.points import PointPart
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.projection import Members
 from gpushard.selecting.selection import Ints
 
@@ -215,7 +216,7 @@ def cut(
         return _cut_part(landings[0], 0, chunk_strides, block.position[:, rows])
     found: list[tuple[Ints, Ints]] = []
     part = block.part[rows]
-    for p in np.unique(part).tolist():
+    for p in distinct(part).tolist():
         mine = np.flatnonzero(part == p)
         one = _cut_part(landings[p], p, chunk_strides, block.position[:, rows[mine]])
         if one is None:

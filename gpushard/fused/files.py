@@ -33,6 +33,7 @@ from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import WINDOW_NBYTES
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import Ints
 from gpushard.stores.handles import FileHandle, is_in_memory, read_ahead
 from gpushard.stores.local import LocalStore
@@ -111,7 +112,7 @@ class FileBoxes:
         if self.shares.is_placed.all():
             return []
         at = np.flatnonzero(~self.shares.is_placed)
-        return np.unique(np.searchsorted(bounds, at, "right") - 1).tolist()
+        return distinct(np.searchsorted(bounds, at, "right") - 1).tolist()
 
     def _announce(self) -> None:
         """Have the disk start on the shares that will be claimed soon.
@@ -216,7 +217,9 @@ class FileReader:
         for i in file_boxes.left_of(bounds - bounds[0]):
             of_request = slice(*(bounds[i : i + 2] - bounds[0]).tolist())
             rows = self.ranged.rows_of(requests[i])
-            rows = rows[np.isin(rows, row[of_request][~is_placed[of_request]])]
+            # In a table: otherwise NumPy may do as `distinct` says.
+            tried_row, was_placed = row[of_request], is_placed[of_request]
+            rows = rows[np.isin(rows, tried_row[~was_placed], kind="table")]
             left.append((requests[i], partial(self._read_plainly, requests[i], rows)))
         done(requests, left)
 

@@ -23,6 +23,7 @@ from gpushard.fused.thread_memory import address_of
 from gpushard.fused.unsharded import object_read
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import Ints
 
 # Number of rows whose columns are made together: far smaller than what they describe.
@@ -105,7 +106,7 @@ class FusedSink:
             base = addresses[nth[these]]
             is_left[these] = ~self._place_rows(ranged, rows[these], base)
         if is_left.any():
-            for i in np.unique(nth[is_left]).tolist():
+            for i in distinct(nth[is_left]).tolist():
                 left = rows[is_left & (nth == i)]
                 self._host.place_some(job, ranged, fetched[i], left)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gpushard.array import Array
 from gpushard.errors import GpushardError
 from gpushard.layout import GridAxis
-from gpushard.selecting import expressions
+from gpushard.selecting import expressions, numbering
 
 # Nanoseconds for an element as one of many points, or of a grid that it is picked from;
 # and for a byte of an inner chunk: docs/decisions/2026-11-27-points-from-grids.md.
@@ -92,7 +92,7 @@ def _different(numbers: NDArray[Any], end: int) -> NDArray[Any]:
     Without sorting, unless a mark for each possible number takes more memory.
     """
     if end > numbers.nbytes:
-        return np.unique(numbers)
+        return numbering.distinct(numbers)
     is_there = np.zeros(end, bool)
     is_there[numbers] = True
     return np.flatnonzero(is_there)

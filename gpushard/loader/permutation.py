@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import Ints
 
 Permutation = Callable[[Ints], Ints]
@@ -99,7 +100,7 @@ def uniform(positions: Ints, seed: int, *path: int) -> NDArray[Any]:
     """
     drawn = np.empty(len(positions))
     block = positions // _DRAWS_PER_BLOCK
-    for b in np.unique(block).tolist():
+    for b in distinct(block).tolist():
         mine = block == b
         words = bits(_DRAWS_PER_BLOCK, seed, *path, b)
         drawn[mine] = (words >> np.uint64(11))[positions[mine] % _DRAWS_PER_BLOCK]

@@ -18,6 +18,7 @@ from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.fields import Box, Field, Finish, SampleRows, concatenated
 from gpushard.loader.memory import Memory
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.patches import Patches
 from gpushard.selecting.selection import Ints
 
@@ -124,7 +125,7 @@ class RaggedField(Field):
         n = len(self.offsets) - 1
         starts = stored.start_of(np.arange(stored.n_cells, dtype=np.int64))
         first = np.searchsorted(self.offsets[:-1], starts)
-        bounds = np.unique(np.append(first, [0, n])).astype(np.int64)
+        bounds = distinct(np.append(first, [0, n])).astype(np.int64)
         return GridAxis(n, 0, bounds)
 
     def touches(self, origins: Ints, box: Box) -> NDArray[np.bool_]:

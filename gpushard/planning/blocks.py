@@ -11,6 +11,7 @@ import numpy as np
 from gpushard.layout import ArrayLayout, GridAxis, ShardLevel
 from gpushard.selecting.numbering import (
     chunk_digits,
+    distinct,
     numbers_of,
     shard_digits,
     stable_order,
@@ -71,7 +72,7 @@ class ShardBlock(NamedTuple):
 
     def only(self, rows: Ints) -> ShardBlock:
         """Some inner chunks, given in any order, and their shards alone."""
-        some = self.at(np.unique(rows))
+        some = self.at(distinct(rows))
         shards, shard = np.unique(some.shard, return_inverse=True)
         return some._replace(shard_coords=self.shard_coords[shards], shard=shard)
 

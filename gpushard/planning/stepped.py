@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpushard.layout import GridAxis
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.projection import cells_of_slice
 from gpushard.selecting.selection import Ints, SliceAxis
 
@@ -39,7 +40,7 @@ class SteppedCells:
         position = np.asarray(position)
         run = np.searchsorted(self._starts, position, side="right") - 1
         cell = np.empty(position.shape, np.int64)
-        for nth in np.unique(run).tolist():
+        for nth in distinct(run).tolist():
             mine = run == nth
             cell[mine] = self._kept(nth)[position[mine] - self._starts[nth]]
         return cell

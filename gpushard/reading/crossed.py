@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpushard.layout import GridAxis
 from gpushard.options import KIB
 from gpushard.planning.touched import open_mesh
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
@@ -226,14 +227,14 @@ def _slice_around(element: Ints, source: Source, axis: int) -> SliceAxis | None:
 
     None, too, if it would have much more of plain elements fetched.
     """
-    distinct = np.unique(element)
-    if not len(distinct):
+    wanted = distinct(element)
+    if not len(wanted):
         return None
-    gaps = np.diff(distinct)
+    gaps = np.diff(wanted)
     step = int(np.gcd.reduce(gaps, initial=0)) or 1
-    first = int(distinct[0])
-    around = SliceAxis(first, step, (int(distinct[-1]) - first) // step + 1)
-    cell_steps = np.diff(source.layout.inner_axes[axis].cell_at(distinct))
+    first = int(wanted[0])
+    around = SliceAxis(first, step, (int(wanted[-1]) - first) // step + 1)
+    cell_steps = np.diff(source.layout.inner_axes[axis].cell_at(wanted))
     if (cell_steps > 1).any():
         return None
     if source.raw_strides is not None:
@@ -254,7 +255,7 @@ def _n_chunks(source: Source, selection: Orthogonal) -> int:
 def _n_touched(taken: AxisSelection, cells: GridAxis) -> int:
     """Number of inner chunks that are touched along an axis, at most."""
     if isinstance(taken, IndexAxis):
-        return len(np.unique(cells.cell_at(taken.element)))
+        return len(distinct(cells.cell_at(taken.element)))
     if not taken.length:
         return 0
     reach = int(cells.cell_at(taken.last)) - int(cells.cell_at(taken.start)) + 1

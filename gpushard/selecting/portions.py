@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selecting.listing import ListedBlock, join_blocks
-from gpushard.selecting.numbering import Numbers, chunk_digits, numbers_of, shard_digits
+from gpushard.selecting.numbering import (
+    Numbers,
+    chunk_digits,
+    distinct,
+    numbers_of,
+    shard_digits,
+)
 from gpushard.selecting.projection import cells_of_slice
 from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
 
@@ -210,7 +216,7 @@ def objects_of(group: CellGroup, layout: ArrayLayout) -> Iterator[tuple[int, ...
         elif isinstance(taken, SliceAxis):
             touched.append(cells_of_slice(taken, outer).tolist())
         else:
-            touched.append(np.unique(outer.cell_at(taken.element)).tolist())
+            touched.append(distinct(outer.cell_at(taken.element)).tolist())
     yield from product(*touched)
 
 

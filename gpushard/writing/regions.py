@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.portions import CellGroup
 from gpushard.selecting.selection import (
     AxisSelection,
@@ -123,7 +124,7 @@ class Scattered:
         if len(self.out_index) < n_elements:
             return False
         flat = np.ravel_multi_index(self.coordinates, extents)
-        return len(np.unique(flat)) == n_elements
+        return len(distinct(flat)) == n_elements
 
     def assign(self, region: NDArray[Any], values: NDArray[Any]) -> None:
         """Copy the values into their elements of `region`."""
@@ -336,7 +337,7 @@ def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[A
 
 def _covers_axis(part: AxisSelection, extent: int) -> bool:
     if isinstance(part, IndexAxis):
-        return part.length >= extent and len(np.unique(part.element)) == extent
+        return part.length >= extent and len(distinct(part.element)) == extent
     return part.length == extent
 
 
