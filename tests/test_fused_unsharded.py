@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import shutil
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,6 +161,22 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path):
     (tmp_path / "c/1/1").chmod(0)
     with pytest.raises(gpushard.StoreError, match="Permission denied"):
         opened(tmp_path)[...]
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "\\u0000", ".."])
+@pytest.mark.parametrize("small_read_chunks", [0, 32])
+def test_names_that_are_no_path_are_refused(tmp_path, name, small_read_chunks):
+    group = zarr.create_group(tmp_path, zarr_format=2)
+    group.create_array("a", shape=(400,), chunks=(2,), dtype="i4")
+    zarr.consolidate_metadata(tmp_path)
+    metadata = tmp_path / ".zmetadata"
+    metadata.write_text(metadata.read_text().replace('"a/', f'"{name}/'))
+    options = COMPILED.but(small_read_chunks=small_read_chunks)
+    group = gpushard.open_group(tmp_path, device="cpu", options=options)
+    a = group[json.loads(f'"{name}"')]
+    with pytest.raises(gpushard.StoreError, match="no key below"):
+        a[...]
+    assert a[5:5].shape == (0,)
 
 
 def test_a_store_that_is_gone_has_no_fill_values(tmp_path):

@@ -7,6 +7,7 @@ store's directory.
 from __future__ import annotations
 
 import os
+import sys
 from math import prod
 from typing import NamedTuple
 
@@ -85,7 +86,10 @@ class ObjectFiles:
         strides = [index_stride(layout, axis) for axis in range(layout.ndim)]
         self.strides = np.array(strides, np.int64)
         self._first_key = source.key((0,) * layout.ndim)
-        prefix = os.fsencode(layout.key_prefix + layout.keys.start)
+        # What no path can have is refused before this is used.
+        prefix = (layout.key_prefix + layout.keys.start).encode(
+            sys.getfilesystemencoding(), "surrogatepass"
+        )
         links = store.allow_symlinks_outside
         knows_missing = not (links or store.checks_missing)
         self._prefix = np.frombuffer(prefix, np.uint8)
