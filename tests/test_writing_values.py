@@ -190,6 +190,21 @@ def test_one_large_value_that_does_not_fit_is_found(given_dtype, dtype, bad):
         fitting_values(value, value.shape, np.dtype(dtype))
 
 
+def test_values_of_another_shape_are_refused_before_they_are_looked_at():
+    with pytest.raises(gpushard.SelectionError, match="another shape"):
+        fitting_values(np.full(5, 70000.0), (4,), np.dtype("f2"))
+
+
+@pytest.mark.parametrize(("given_dtype", "dtype"), [("f8", "f4"), ("i8", "u1")])
+def test_each_value_is_looked_at_once_however_often_it_is_repeated(given_dtype, dtype):
+    """Repeated values may be terabytes, of which an array stores nothing."""
+    one = np.arange(6, dtype=given_dtype).reshape(2, 1, 3)
+    shape = (2, 1 << 50, 3)
+    values = fitting_values(np.broadcast_to(one, shape), shape, np.dtype(dtype))
+    assert values.shape == shape
+    assert values[:, 7].tolist() == one[:, 0].tolist()
+
+
 @pytest.mark.parametrize("n", [300, 20_000])
 def test_of_many_values_for_one_element_the_last_wins(n, tmp_path):
     a = gpushard.create_array(tmp_path, shape=24, dtype="i4", chunks=4, shards=12)

@@ -42,8 +42,10 @@ def fitting_values(
     try:
         with np.errstate(over="raise"):
             array = _array_of(value, dtype)
+            # Elements are looked at only if there are as many as there should be.
+            values = _broadcast(array, shape)
             if array.dtype != dtype:
-                array = _cast(array, dtype)
+                values = _broadcast(_cast(_without_repeats(array), dtype), shape)
     except GpushardError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -52,7 +54,14 @@ def fitting_values(
             expected=f"{dtype} values that can be broadcast to {shape}",
             got=repr(type(value).__name__),
         ) from error
-    return _broadcast(array, shape)
+    return values
+
+
+def _without_repeats(array: NDArray[Any]) -> NDArray[Any]:
+    """View of `array` with length 1 along axes on which it repeats its elements."""
+    strides = zip(array.strides, array.shape, strict=True)
+    repeats = [stride == 0 and length > 1 for stride, length in strides]
+    return array[..., *(slice(1) if one else slice(None) for one in repeats)]
 
 
 def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
