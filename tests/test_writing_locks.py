@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 
 import numpy as np
 import pytest
 
 import gpushard
+from gpushard.options import DEFAULT
+from gpushard.stores.files import FileWriter
+from gpushard.stores.local import LocalStore
 
 FAILURES = [
     OSError(errno.EROFS, "Read-only file system"),
@@ -46,3 +50,76 @@ def test_a_lock_whose_file_cannot_be_removed_does_not_keep_the_next_writer_waiti
             array[...] = 1
     array[...] = np.arange(16)
     assert array[...].tolist() == list(range(16))
+
+
+def fork_in_a_lock(files: FileWriter, ready: int) -> None:
+    """Take a lock, fork a process that tells its number, and wait."""
+    with files.locked("shard"):
+        if os.fork() == 0:
+            os.write(ready, str(os.getpid()).encode())
+        signal.pause()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_the_lock_of_a_killed_writer_ends_though_a_process_that_it_forked_lives(
+    tmp_path, monkeypatch
+):
+    files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
+    heard, ready = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        fork_in_a_lock(files, ready)
+    child = int(os.read(heard, 20))
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    lock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda fd, op: lock(fd, op | fcntl.LOCK_NB))
+    try:
+        with files.locked("shard") as file:
+            assert file.nbytes() is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(heard)
+        os.close(ready)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_process_forked_in_a_lock_leaves_the_lock_to_its_parent(tmp_path):
+    files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
+    child = -1
+    with files.locked("shard"):
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            assert (tmp_path / ".shard.lock").exists()
+            with (
+                open(tmp_path / ".shard.lock") as file,
+                pytest.raises(BlockingIOError),
+            ):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if child == 0:
+        os._exit(0)
+
+
+def test_the_handler_of_a_signal_that_writes_the_same_shard_is_refused(
+    array, monkeypatch
+):
+    """It would wait for its own thread, for ever."""
+    array[...] = 1
+    fsync = os.fsync
+
+    def interrupted(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        signal.raise_signal(signal.SIGUSR1)
+        fsync(fd)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: array.__setitem__(3, 7))
+    try:
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(gpushard.StoreError, match="the handler of a signal"):
+            array[:5] = 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert array[...].tolist() == [1] * 16
+    array[3] = 7
+    assert array[3] == 7

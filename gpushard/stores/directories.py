@@ -8,7 +8,6 @@ the path that was opened is checked.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Self
+
+from gpushard.stores.file_locks import file_locks
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -112,16 +113,25 @@ class Directory:
         """Open a lock file and lock it; None if another file has its name by then."""
         fd = self.open(name, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            file_locks.take(fd)
             # The last holder has unlinked it, and perhaps removed the directory too.
             status = self.status(name)
             if status is not None and os.path.samestat(os.fstat(fd), status):
                 return fd
         except BaseException:
-            unlock(fd)
+            file_locks.release(fd)
             raise
-        unlock(fd)
+        file_locks.release(fd)
         return None
+
+    def unlink_locked(self, name: str, fd: int) -> None:
+        """Remove a lock file and release its lock, unless a parent process has it."""
+        if not file_locks.has(fd):
+            return
+        try:
+            self.unlink(name)
+        finally:  # the next writer, in this process too, waits for it
+            file_locks.release(fd)
 
     def is_in_place(self) -> bool:
         """Whether the directory is still the one at its path."""
@@ -129,16 +139,6 @@ class Directory:
             return os.path.samestat(os.fstat(self.fd), os.stat(self.path))
         except FileNotFoundError:
             return False
-
-
-def unlock(fd: int) -> None:
-    """Release a lock, and close its file."""
-    # A process that was forked meanwhile has the file open too. Only closing it here
-    # would leave that process with the lock.
-    try:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)
 
 
 def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:

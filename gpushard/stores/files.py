@@ -22,7 +22,6 @@ from gpushard.stores.directories import (
     PathCheck,
     make_directory,
     open_directory,
-    unlock,
 )
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
@@ -223,10 +222,7 @@ class FileWriter:
                     yield LockedFile(directory, path.name)
                     self._refuse_moved(directory, key)
                 finally:
-                    try:
-                        directory.unlink(_name_beside(path.name, _LOCK))
-                    finally:  # the next writer, in this process too, waits for it
-                        unlock(lock)
+                    directory.unlink_locked(_name_beside(path.name, _LOCK), lock)
 
     def _take_lock(self, path: Path, key: str) -> tuple[Directory, int]:
         """Directory of a file, made if it is missing, and the held lock of its name."""
