@@ -18,6 +18,7 @@ from gpushard.errors import StoreError
 from gpushard.options import KIB, Options
 from gpushard.stores import handles
 from gpushard.stores.base import ByteRequest
+from gpushard.stores.files import FileWriter
 from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore
 from interrupts import is_cut_off
@@ -141,6 +142,30 @@ def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatc
 
     monkeypatch.setattr(os, "open", open_if_there_is_room)
     assert read_one(other).data.tobytes() == BODY
+
+
+def test_files_that_reads_keep_open_make_room_for_a_write(root, monkeypatch):
+    one, plain = LocalStore(root), os.open
+    read_one(one)
+
+    def open_if_there_is_room(*given, **place):
+        if len(one._handles):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(*given, **place)
+
+    monkeypatch.setattr(os, "open", open_if_there_is_room)
+    FileWriter(one).put("c/1", [np.frombuffer(BODY, np.uint8)])
+    assert one.get("c/1") == BODY
+
+
+def test_a_write_that_can_open_no_file_at_all_is_told_so(root, monkeypatch):
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    files = FileWriter(LocalStore(root))
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StoreError, match=r"Too many open files.*ulimit"):
+        files.put("c/1", None)
 
 
 def test_a_process_that_can_open_no_file_at_all_is_told_so(root, monkeypatch):

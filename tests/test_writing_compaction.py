@@ -54,6 +54,24 @@ def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])
+@pytest.mark.parametrize("left", [".0.new", ".0.undo.new"])
+def test_what_killed_writers_left_half_written_takes_no_room_afterwards(
+    left, maintain, tmp_path
+):
+    """It may be as large as a shard, and perhaps nobody writes there again."""
+    a = new(tmp_path / "a", "fixed_order", "end")
+    a[...] = want = noise()
+    shard_path(tmp_path / "a").with_name(left).write_bytes(b"half of a shard")
+    assert not maintain(a)
+    names = sorted(path.name for path in shard_path(tmp_path / "a").parent.iterdir())
+    assert names == ["0"]
+    assert_same_bits(a[...], want)
+    shard_path(tmp_path / "a").rename(shard_path(tmp_path / "a").with_name(left))
+    assert not maintain(a)
+    assert not any(shard_path(tmp_path / "a").parent.iterdir())
+
+
+@pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])
 def test_arrays_that_need_no_maintenance_are_refused_by_what_they_lack(
     tmp_path, maintain
 ):

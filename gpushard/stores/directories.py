@@ -8,6 +8,7 @@ the path that was opened is checked.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from gpushard.stores.file_locks import file_locks
+from gpushard.stores.handles import HandleTable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -66,12 +68,12 @@ class Directory:
 
     def open(self, name: str, flags: int) -> int:
         """Open the file `name`, which must not be a link."""
-        return os.open(name, flags | _FLAGS, 0o666, dir_fd=self.fd)
+        return _open(name, flags | _FLAGS, self.fd)
 
     def open_to_read(self, name: str) -> int:
         """Open the file `name`, or the file inside the store that it is a link to."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-        fd = os.open(name, flags, dir_fd=self.fd)
+        fd = _open(name, flags, self.fd)
         try:
             self.refuse_outside(path_of(fd, str(self.path / name)))
         except BaseException:
@@ -151,13 +153,24 @@ def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:
     StoreError
         `refuse_outside` says that it is not in the store.
     """
-    fd = os.open(path, _DIRECTORY)
+    fd = _open(path, _DIRECTORY)
     try:
         refuse_outside(path_of(fd, str(path)))
     except BaseException:
         os.close(fd)
         raise
     return Directory(fd, path, refuse_outside)
+
+
+def _open(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+    """Open a file; files that reads keep open make room for it."""
+    try:
+        return os.open(path, flags, 0o666, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        HandleTable.clear_all()
+        return os.open(path, flags, 0o666, dir_fd=dir_fd)
 
 
 def listed_names(path: str, refuse_outside: PathCheck) -> list[str]:

@@ -8,6 +8,7 @@ the process that holds it, whatever happens to the file.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -31,6 +32,10 @@ from gpushard.stores.local import LocalStore
 _MOST_ATTEMPTS = 64
 _LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 _UNFINISHED = (_NEW, _NEW_UNDO)
+_HINTS = {
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs that hold many files open",
+}
 _NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
 
 
@@ -75,10 +80,8 @@ class LockedFile:
     def replace(self, pieces: Pieces | None) -> None:
         """Replace the file in one step; None deletes it."""
         if pieces is None:
-            # Files that a killed writer left are deleted too.
-            for ending in ("", *_UNFINISHED):
-                name = _name_beside(self.name, ending) if ending else self.name
-                self.directory.unlink(name)
+            self.directory.unlink(self.name)
+            self.drop_unfinished()
         else:
             self._put(self.name, _name_beside(self.name, _NEW), pieces)
         # The content that the note would restore has been replaced.
@@ -88,6 +91,11 @@ class LockedFile:
     def has_note(self) -> bool:
         """Whether a write in place is under way or was interrupted."""
         return self.directory.status(self.undo_name) is not None
+
+    def drop_unfinished(self) -> None:
+        """Remove what killed writers have left half written."""
+        for ending in _UNFINISHED:
+            self.directory.unlink(_name_beside(self.name, ending))
 
     def note(self, pieces: Pieces) -> None:
         """Save the bytes that undo a write in place, before the write starts."""
@@ -187,14 +195,20 @@ class FileWriter:
                     break
 
     def has_traces(self, key: str) -> bool:
-        """Whether the file exists, or the note of a write in place of it."""
+        """Whether the file exists, or anything that a killed writer has left of it."""
         with self._as_store_errors(key):
-            return Path(self._store.root, key).exists() or self.has_note(key)
+            return Path(self._store.root, key).exists() or self.has_remains(key)
 
     def has_note(self, key: str) -> bool:
         """Whether a write in place of the file is under way or was interrupted."""
         with self._as_store_errors(key):
             return self._path_beside(key, _UNDO).exists()
+
+    def has_remains(self, key: str) -> bool:
+        """Whether a write of the file is under way, or left something when it ended."""
+        with self._as_store_errors(key):
+            endings = (_UNDO, *_UNFINISHED)
+            return any(self._path_beside(key, one).exists() for one in endings)
 
     def drop_stale_lock(self, key: str) -> None:
         """Remove the lock file that a killed writer left."""
@@ -259,7 +273,10 @@ class FileWriter:
             raise StoreError(
                 f"cannot write {key!r}: {error.strerror or error}",
                 store_url=self._store.url,
-                hint="check the directory's rights and the room on the disk",
+                hint=_HINTS.get(
+                    error.errno or 0,
+                    "check the directory's rights and the room on the disk",
+                ),
             ) from error
 
     def _refuse_if_gone(self) -> None:

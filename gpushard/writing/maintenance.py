@@ -21,6 +21,7 @@ def compact_shards(source: Source) -> int:
     writer = _local_writer(session)
     for coordinate in _each_that(writer.has_traces, source):
         with _locked(source, writer, coordinate) as (file, region):
+            file.drop_unfinished()
             session.recover(file, region)
             n_gained += _compacted(session, file, region)
     return n_gained
@@ -51,9 +52,10 @@ def repair_shards(source: Source) -> Repaired:
     session, done = WriteSession(source), Repaired([], [])
     writer = _local_writer(session)
     # Others are not even locked: that would write beside each of them.
-    for coordinate in _each_that(writer.has_note, source):
+    for coordinate in _each_that(writer.has_remains, source):
         try:
             with _locked(source, writer, coordinate) as (file, region):
+                file.drop_unfinished()
                 if session.recover(file, region):
                     done.restored.append(source.key(coordinate))
         except CorruptShardError as error:
