@@ -142,6 +142,8 @@ def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatc
 
     monkeypatch.setattr(os, "open", open_if_there_is_room)
     assert read_one(other).data.tobytes() == BODY
+    read_one(one)
+    assert other.get("c/7") is None, "a file that is missing is no error"
 
 
 def test_files_that_reads_keep_open_make_room_for_a_write(root, monkeypatch):

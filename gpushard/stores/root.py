@@ -104,7 +104,7 @@ class StoreRoot:
         """
         refuse_unsafe_key(key, self.url)
         try:
-            handle = self._open_file(key)
+            handle = self._open_with_room(key, close_others)
         except FileNotFoundError:
             self._refuse_dangling(key)
             return None
@@ -112,10 +112,7 @@ class StoreRoot:
             self._refuse_if_gone(key)  # a file may lie there now
             return None
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise self.failure(key, error) from error
-            close_others()
-            handle = self._open_again(key)
+            raise self.failure(key, error) from error
         self._check(handle)
         self.was_there = True
         return handle
@@ -202,12 +199,16 @@ class StoreRoot:
         # and a number that is closed twice may be another thread's file.
         return FileHandle(fd, key, status)
 
-    def _open_again(self, key: str) -> FileHandle:
-        """Second attempt to open a file; its failure is final."""
+    def _open_with_room(self, key: str, close_others: Callable[[], None]) -> FileHandle:
+        """Open a file, at the second attempt if no more files can be open."""
         try:
             return self._open_file(key)
         except OSError as error:
-            raise self.failure(key, error) from error
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        # The system says so of a missing file, too: the second answer counts.
+        close_others()
+        return self._open_file(key)
 
     def _refuse_dangling(self, key: str) -> None:
         """Refuse a link to a file, or to a directory above it, that leads nowhere.
