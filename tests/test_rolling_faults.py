@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from itertools import count
 from threading import Thread
@@ -19,6 +20,7 @@ from gpushard.stores.base import ByteRequest
 from gpushard.stores.files import FileWriter
 from range_server import RangeServer
 from rolling_arrays import filled, rolling, steps
+from test_stores_local_handles import open_files_below
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -47,6 +49,22 @@ def test_a_move_is_done_even_if_the_window_cannot_be_read_again(tmp_path, monkey
         assert a.roll(steps(4, 6)) is a
         assert a.domain[0] == range(2, 6)
     assert np.array_equal(a[...], steps(2, 6))
+
+
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="looks at open files through /proc"
+)
+def test_shards_that_the_window_has_left_take_no_room_on_the_disk(tmp_path):
+    """A deleted file takes it as long as anybody, such as a reader, has it open."""
+    a = rolling(tmp_path, 0, 4)
+    b = RollingArray.open(tmp_path)
+    for start in (4, 6, 8):
+        assert np.array_equal(b[...], steps(start - 4, start))
+        assert np.array_equal(a[...], steps(start - 4, start))
+        a.roll(steps(start, start + 2))
+        b.refresh()
+    deleted = [path for path in open_files_below(tmp_path) if "(deleted)" in path]
+    assert not deleted
 
 
 def test_an_array_that_rolls_on_between_two_rounds_is_followed(tmp_path, monkeypatch):

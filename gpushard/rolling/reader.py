@@ -24,6 +24,7 @@ from gpushard.selecting.expressions import basic
 from gpushard.selecting.indexer import Indexer, Parse
 from gpushard.source import Source
 from gpushard.stores.base import Store
+from gpushard.stores.handles import HandleTable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -95,6 +96,8 @@ class RollingReader(DescribedArray):
         """Find out the current window; returns the array itself."""
         with self._named():
             self._take(load_array(self._store, self._path, self._options))
+        # Shards that left the window are deleted by now, as a rule.
+        HandleTable.drop_deleted_of_all()
         return self
 
     def view(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from time import time_ns
 from weakref import ref
 
@@ -185,6 +186,24 @@ class HandleTable:
             table = known()
             if table is not None:
                 table.clear()
+
+    def drop_deleted(self) -> None:
+        """Drop the handles of deleted files, which take room on the disk until then."""
+        self._alone.call(self._drop_deleted)
+
+    def _drop_deleted(self) -> None:
+        for key, handle in list(self._by_key.items()):
+            with suppress(OSError):  # a network file system may have lost the file
+                if os.fstat(handle.fd).st_nlink == 0:
+                    del self._by_key[key]
+
+    @staticmethod
+    def drop_deleted_of_all() -> None:
+        """Drop the handles of deleted files of all tables."""
+        for known in list(_tables):
+            table = known()
+            if table is not None:
+                table.drop_deleted()
 
     def _evict_one(self) -> None:
         """Drop the first handle that was not used since it was last passed over."""
