@@ -123,3 +123,25 @@ def test_the_handler_of_a_signal_that_writes_the_same_shard_is_refused(
     assert array[...].tolist() == [1] * 16
     array[3] = 7
     assert array[3] == 7
+
+
+def test_a_fifo_in_the_place_of_a_new_file_is_refused_and_not_waited_for(
+    array, tmp_path
+):
+    array[...] = 1
+    os.mkfifo(tmp_path / "a" / "c" / ".0.new")
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(10)
+    try:
+        with pytest.raises(gpushard.StoreError, match="No such device"):
+            array[...] = 2
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert gpushard.repair(array) == []
+    array[...] = 2
+    assert array[...].tolist() == [2] * 16

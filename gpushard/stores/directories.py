@@ -22,7 +22,8 @@ from gpushard.stores.file_locks import file_locks
 from gpushard.stores.handles import HandleTable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+# A fifo in the place of a file is refused. To open it could take for ever.
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 PathCheck = Callable[[str], None]
 """Raises if a path without symbolic links leads out of the store."""
