@@ -272,7 +272,7 @@ def test_repairs_look_at_what_is_listed(tmp_path, monkeypatch):
         seen.append(key)
         return False
 
-    writer = "gpushard.writing.maintenance.FileWriter.has_note"
+    writer = "gpushard.writing.maintenance.FileWriter.has_remains"
     monkeypatch.setattr(writer, noted)
     repair_shards(source_of(tmp_path / "a"))
     assert sorted(seen) == sorted(f"c/{i}/{k}" for i, k in STORED)
