@@ -49,6 +49,8 @@ from gpushard.workers import run_tasks
 _OPEN_US = 7
 # For so long, other files are taken to be as slow or as fast as those that were tried.
 _TRUSTED_FOR_S = 1.0
+# Longer reads of one thread, too, are several calls: an interrupt waits for one.
+_ONE_CALL_US = 10_000
 _ONE_SHARD = [[0, 0, 0, OBJECTS, 0]]
 
 
@@ -167,7 +169,7 @@ class ShortObjectReader:
         work_us = n_boxes * (_OPEN_US + self._chain.pace.work_us(nbytes))
         n_tasks = n_sharing(source, work_us, n_boxes)
         window = window_nbytes(source.options, self._files.most_nbytes)
-        if n_tasks == 1:
+        if n_tasks == 1 and work_us <= _ONE_CALL_US:
             shares = Shares(np.array([0, n_boxes]), n_boxes)
             return placer.run(columns, window, shares, opener)
         shares = Shares.of(columns, nbytes, n_tasks, most=MOST_AT_ONCE)
