@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from gpushard.loader.loader import Loader
     from gpushard.loader.mix import Mix
     from gpushard.loader.ragged import Ragged
-    from gpushard.options import Options, WriteOptions
+    from gpushard.options import Options
     from gpushard.report import CodecPlacement, ReadReport
     from gpushard.selecting.expressions import hyperslab
+    from gpushard.write_options import WriteOptions
     from gpushard.writing.container import append_index
     from gpushard.writing.create import compact, create_array, repair
 
@@ -81,7 +82,7 @@ _HOMES = {
     "StoreError": "errors",
     "UnsupportedError": "errors",
     "WindowMovedError": "errors",
-    "WriteOptions": "options",
+    "WriteOptions": "write_options",
     "append_index": "writing.container",
     "compact": "writing.create",
     "concat": "concatenation",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any
 
 from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count, usable_memory_nbytes
+from gpushard.write_options import WriteOptions
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -73,61 +74,6 @@ def limit_in_words(hint: str | None, words: str) -> str | None:
     return hint
 
 
-WriteStrategy = Literal["rewrite", "fixed_order", "append_only", "random_write"]
-ChunkOrder = Literal["morton", "c", "f"]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Options of a write; none of them is stored with the array.
-
-    Attributes
-    ----------
-    strategy
-        How a stored shard is changed; docs/writing.md says what each strategy promises.
-        Only "rewrite" replaces shards atomically.
-    order
-        Order of the inner chunks in a shard. Morton order keeps neighbours along every
-        axis together, so it suits reads along any axis.
-    write_empty_chunks
-        Whether inner chunks that hold nothing but the fill value are stored. Missing
-        ones cost an index entry and no read.
-    max_unused_fraction
-        With "fixed_order" and "random_write", the part of a stored shard that may be
-        unused before the shard is written anew. At one half, no shard takes more than
-        twice the space it needs.
-    """
-
-    strategy: WriteStrategy = "rewrite"
-    order: ChunkOrder = "morton"
-    write_empty_chunks: bool = False
-    max_unused_fraction: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name, values in _CHOICES.items():
-            if getattr(self, name) not in values:
-                raise _impossible(name, " or ".join(map(repr, values)), self)
-        fraction: Any = self.max_unused_fraction
-        is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-        if not (is_number and 0 <= fraction <= 1):
-            raise _impossible("max_unused_fraction", "a number from 0 to 1", self)
-
-
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "strategy": get_args(WriteStrategy),
-    "order": get_args(ChunkOrder),
-    "write_empty_chunks": (False, True),
-}
-
-
-def _impossible(name: str, expected: str, options: Any) -> OptionError:
-    return OptionError(
-        f"the write option {name} has a value that is not allowed",
-        expected=expected,
-        got=repr(getattr(options, name)),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a read, and in `write` those of a write.
@@ -140,10 +86,11 @@ class Options:
         Most bytes that a read may hold beside its output: shard indexes, columns, and
         encoded and decoded inner chunks. An inner chunk that does not fit is a
         `LimitError`. A limit below 64 MiB cuts batches as it says, but the read as a
-        whole may hold 64 MiB. None means batches of 256 MiB. A single inner chunk that
-        needs more may then take an eighth of the memory that the process may use, and a
-        read that a device decodes may hold an eighth of what is free there, at most
-        4 GiB: it takes thousands of streams to keep a GPU busy.
+        whole may hold 64 MiB. None means 256 MiB, or as much as lets every thread
+        decode an inner chunk. That, and a single inner chunk that needs more, may take
+        an eighth of the memory that the process may use. A read that a device decodes
+        may hold an eighth of what is free there, at most 4 GiB: it takes thousands of
+        streams to keep a GPU busy.
     batch_nbytes
         Encoded bytes fetched and decoded as one unit of work. Large enough that the
         request overhead vanishes, small enough that several fit in the caches and in
@@ -383,6 +330,16 @@ class ReadOptions(Options):
         changed = replace(self, **given)
         changed._check()  # noqa: SLF001 - of its own class
         return changed if limit is None else replace(changed, **_held_to(limit))
+
+    def widened_to(self, nbytes: int) -> ReadOptions:
+        """The same with a limit of `nbytes`, if it is left open and that is more.
+
+        The limit is then at most what a single inner chunk may take.
+        """
+        bound = min(nbytes, self.alone_nbytes)
+        if not self.is_left_open or bound <= self.bound_nbytes:
+            return self
+        return replace(self, memory_limit=bound, bound_nbytes=bound)
 
     def beside(self, nbytes: int, memory_limit: int) -> ReadOptions:
         """What remains while `nbytes` are held: of the total, and of the limit."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from gpushard.errors import UnsupportedError
 from gpushard.layout import INDEX_ELEMENTS, ArrayLayout
 from gpushard.memory.chunk_cache import ChunkCache
-from gpushard.memory.chunk_room import ChunkRoom, decode_in_turn
+from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.memory.chunk_share import SHARE
+from gpushard.memory.freed import decode_in_turn
 from gpushard.memory.known import IndexCache
 from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
@@ -86,7 +87,8 @@ class Source(StoredArray):
             index_pipelines,
             IndexCache(options.index_cache_nbytes),
         )
-        return replace(source, chunks=source.new_chunk_cache())
+        wide = options.widened_to(source.room.bound_for(source.most_useful_workers))
+        return replace(source, options=wide, chunks=source.new_chunk_cache())
 
     def new_chunk_cache(self) -> ChunkCache | None:
         """Cache for decoded inner chunks; None if it is switched off or would not help.
@@ -250,10 +252,15 @@ class Source(StoredArray):
         )
 
     @property
+    def most_useful_workers(self) -> int:
+        """Tasks that are worth running in parallel, if they fit the memory limit."""
+        far = _REMOTE_WORKERS if self.store.costs.prefers_whole_objects else 0
+        return max(self.options.threads, far)
+
+    @property
     def most_workers(self) -> int:
         """Tasks that may run in parallel."""
-        far = _REMOTE_WORKERS if self.store.costs.prefers_whole_objects else 0
-        return min(max(self.options.threads, far), self.room.most_workers)
+        return min(self.most_useful_workers, self.room.most_workers)
 
     @cached_property
     def has_large_indexes(self) -> bool:

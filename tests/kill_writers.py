@@ -18,7 +18,8 @@ import numpy as np
 
 import gpushard
 import gpushard.writing.assign  # loaded once, not in every writer
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
+from gpushard.write_options import WriteOptions
 
 LOCATION = {"random_write": "start"}
 PLACES = np.s_[3:61, 3:61]  # part of the outer inner chunks, all of the others

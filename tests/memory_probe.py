@@ -12,7 +12,7 @@ from pathlib import Path
 
 import damaged_arrays
 import gpushard
-from gpushard.options import WriteOptions
+from gpushard.write_options import WriteOptions
 
 KIB = 1 << 10
 # Results of this size are read whole: they are part of what the process grows by.

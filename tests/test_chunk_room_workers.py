@@ -18,8 +18,8 @@ import pytest
 import zstandard
 
 import gpushard
+from asked_store import BY_PRICE, put
 from asked_store import opened as asked
-from asked_store import put
 from gpushard import codecs
 from gpushard.codecs import base
 from gpushard.fused import choice, runner
@@ -27,7 +27,7 @@ from gpushard.fused.ways import short_ways
 from gpushard.layout import CodecSpec
 from gpushard.memory import chunk_room, pages
 from gpushard.memory.chunk_room import usual_stored
-from gpushard.options import KIB, MIB
+from gpushard.options import GIB, KIB, MIB
 from gpushard.reading import rounds
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
@@ -52,6 +52,45 @@ def test_threads_leave_room_for_three_inner_chunks_more():
     assert source.room.most_workers == (100 - 30) // 20
     assert source_of(MIB, memory_limit=2 * MIB).room.most_workers == 1
     assert source_of(MIB, memory_limit=8 * MIB).room.most_workers == 4
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 7, 64])
+@pytest.mark.parametrize("n", [3 * MIB, 20 * MIB, 64 * MIB])
+def test_a_bound_for_some_threads_is_the_least_in_which_they_fit(n, n_threads):
+    least = source_of(n).room.bound_for(n_threads)
+    assert source_of(n, memory_limit=least).room.most_workers >= n_threads
+    less = least - least // 100
+    if n_threads > 1 and less > LEAST:  # a lower limit bounds less than the whole
+        assert source_of(n, memory_limit=less).room.most_workers < n_threads
+
+
+def test_a_limit_that_is_left_open_lets_all_threads_decode(monkeypatch):
+    """Of inner chunks of 64 MiB, the default of 256 MiB has room for one."""
+    monkeypatch.setattr("gpushard.options.usable_memory_nbytes", lambda: 24 * GIB)
+    source = source_of(64 * MIB, threads=8)
+    assert source.room.most_workers == 8
+    assert GIB < source.options.memory_limit == source.options.bound_nbytes < 2 * GIB
+    assert source.limited(256 * MIB).room.most_workers == 1
+    assert source_of(64 * MIB, threads=8, memory_limit=256 * MIB).most_workers == 1
+    assert source_of(2 * MIB, threads=8).options.memory_limit == 256 * MIB
+
+
+def test_threads_take_an_eighth_of_the_memory_if_the_limit_is_left_open(monkeypatch):
+    monkeypatch.setattr("gpushard.options.usable_memory_nbytes", lambda: 8 * GIB)
+    source = source_of(64 * MIB, threads=64)
+    assert source.options.memory_limit == GIB
+    assert 1 < source.room.most_workers < 8
+    monkeypatch.setattr("gpushard.options.usable_memory_nbytes", lambda: GIB)
+    assert source_of(64 * MIB, threads=64).options.memory_limit == 256 * MIB
+
+
+def test_eight_workers_of_a_network_fit_a_limit_that_is_left_open(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gpushard.options.usable_memory_nbytes", lambda: 24 * GIB)
+    place = put(tmp_path, document((512 * MIB,), (64 * MIB,), LITTLE, ZSTD))
+    a, _ = asked(place, BY_PRICE, threads=1)
+    assert a.source.most_workers == 8
 
 
 def test_threads_leave_room_for_what_their_libraries_keep(monkeypatch):

@@ -20,9 +20,10 @@ from gpushard.cli.verify_report import finding_text
 from gpushard.converting.mark import NAME, ConversionMark
 from gpushard.devices.find import FoundDevice
 from gpushard.inspection.findings import Finding
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores.files import FileWriter
 from gpushard.stores.resolve import resolve
+from gpushard.write_options import WriteOptions
 from range_server import RangeServer
 
 

@@ -24,13 +24,14 @@ from gpushard.errors import (
     UnsupportedError,
 )
 from gpushard.layout import CodecSpec
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores import patience
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.failures import failed_write
 from gpushard.stores.patience import WaitLimits
 from gpushard.stores.remote_url import open_url
+from gpushard.write_options import WriteOptions
 from range_server import RangeServer
 from raw_server import RawServer, sized
 from small_array import write_values

@@ -24,7 +24,7 @@ from gpushard.devices.budget import N_LANES
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.payload import direct
 from gpushard.inspection.verify import verify_array
-from gpushard.options import GIB, KIB, MIB, WriteOptions
+from gpushard.options import GIB, KIB, MIB
 from gpushard.rolling import RollingArray
 from gpushard.stores import documents, patience
 from gpushard.stores.answers import RefusalError
@@ -33,6 +33,7 @@ from gpushard.stores.local import LocalStore
 from gpushard.stores.patience import Patience, WaitLimits
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr_store import ZarrStore
+from gpushard.write_options import WriteOptions
 from gpushard.writing import encode
 from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.encode import Encoder

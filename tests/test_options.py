@@ -11,7 +11,8 @@ import pytest
 
 from gpushard.errors import OptionError
 from gpushard.machine import usable_cpu_count
-from gpushard.options import _BOUNDS, DEFAULT, GIB, KIB, MIB, Options, WriteOptions
+from gpushard.options import _BOUNDS, DEFAULT, GIB, KIB, MIB, Options
+from gpushard.write_options import WriteOptions
 
 CPU_MAX = "/sys/fs/cgroup/cpu.max"
 

@@ -12,10 +12,11 @@ import zarr
 from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.planning.index import MISSING
 from gpushard.stores.files import LockedFile
 from gpushard.stores.local import LocalStore
+from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.shard import Region, StoredShard
 from zarr_oracle import assert_same_bits

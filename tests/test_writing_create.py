@@ -14,9 +14,10 @@ from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores.resolve import resolve
 from gpushard.stores.writers import writer_of
+from gpushard.write_options import WriteOptions
 from gpushard.writing.create import opened_or_made
 from range_server import RangeServer
 

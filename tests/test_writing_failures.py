@@ -16,8 +16,9 @@ import pytest
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores import file_bytes
+from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 
 STRATEGIES = {
@@ -197,7 +198,8 @@ CRAMPED = """
 import resource, signal, sys
 import numpy as np
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
+from gpushard.write_options import WriteOptions
 from gpushard.stores import file_bytes
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import gpushard
 import historic_reader
 from gpushard.devices.decoding.chain import compile_device_chain
-from gpushard.options import Options, WriteOptions
 
 DRAFT, PROTOTYPE = "v3-draft-transformer", "v2-prototype-ii"
 FORMATS = {DRAFT: historic_reader.draft, PROTOTYPE: historic_reader.prototype}
@@ -366,7 +365,7 @@ def test_the_limits_of_one_format_are_refused(tmp_path):
 
 @every_format
 def test_an_index_without_checksum_is_not_written_in_place(format_name, tmp_path):
-    options = Options(write=WriteOptions(strategy="append_only"))
+    options = gpushard.Options(write=gpushard.WriteOptions(strategy="append_only"))
     with pytest.raises(gpushard.GpushardError, match="crc32c"):
         new(tmp_path, format_name, options=options)
 

@@ -7,9 +7,10 @@ import pytest
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores.file_bytes import FileBytes
 from gpushard.stores.writers import writer_of
+from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from zarr_oracle import assert_same_bits

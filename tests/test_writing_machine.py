@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
+from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 
 SHAPE, FILL = (9, 14), 3

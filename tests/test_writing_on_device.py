@@ -15,7 +15,8 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard.devices import compressing
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
+from gpushard.write_options import WriteOptions
 from gpushard.writing import on_device as writing
 from test_writing_peers import CRC, LITTLE, sharding
 from zarr_oracle import assert_same_bits, quiet_zarr

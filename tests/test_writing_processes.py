@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard.options import DEFAULT, Options, WriteOptions
+from gpushard.options import DEFAULT, Options
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
+from gpushard.write_options import WriteOptions
 
 STRATEGIES = {
     "rewrite": "end",
@@ -43,7 +44,8 @@ def test_a_killed_writer_leaves_old_or_new_or_is_told(strategy, tmp_path):
 WRITER = """
 import sys
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
+from gpushard.write_options import WriteOptions
 
 me = int(sys.argv[1])
 for argument in sys.argv[3:]:

@@ -14,9 +14,10 @@ import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.planning.index import MISSING, PRESENT
 from gpushard.stores.file_bytes import FileBytes
+from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from spec_shards import CRC, LITTLE, document, sharding

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard.options import Options, WriteOptions
+from gpushard.options import Options
 from gpushard.stores.directories import Directory
 from gpushard.stores.files import LockedFile
+from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 
 N = 512

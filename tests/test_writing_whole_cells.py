@@ -16,8 +16,9 @@ from zarr.storage import MemoryStore
 import gpushard
 from gpushard import Options
 from gpushard.layout import GridAxis
-from gpushard.options import MIB, WriteOptions
+from gpushard.options import MIB
 from gpushard.selecting.selection import IndexAxis, SliceAxis
+from gpushard.write_options import WriteOptions
 from gpushard.writing import encode
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import are_fill

@@ -7,11 +7,10 @@ checked against the limit before anything is fetched or allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from gpushard.errors import LimitError
 from gpushard.memory.freed import freed, give_back
 from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB, ReadOptions
-from gpushard.pools import run_in_turn
 from gpushard.stores.base import ByteRequest
 
 # Room is left for this many inner chunks in addition to those that threads decode: an
@@ -61,20 +59,6 @@ _GROWTH_SHARE, _GROWTH_NBYTES = 64, 64 * KIB
 def usual_stored(nbytes: int) -> int:
     """Largest size that a compressor makes of `nbytes` bytes."""
     return nbytes + nbytes // _GROWTH_SHARE + _GROWTH_NBYTES
-
-
-def decode_in_turn(decode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-    """Result of `decode`, run while nothing else runs that takes as much memory."""
-    heeded: Any = np.geterr()  # each thread has its own settings
-
-    def work() -> NDArray[Any]:
-        try:
-            with np.errstate(**heeded):
-                return decode()
-        finally:
-            give_back()
-
-    return run_in_turn(work)
 
 
 @dataclass(frozen=True)
@@ -276,16 +260,38 @@ class ChunkRoom:
         """Number of threads whose work fits the memory limit together, at least 1."""
         if self.is_raw:
             return self.options.memory_limit
-        decoded = max(1, self.whole_nbytes, self.work_nbytes)
+        decoded = self._decoded_nbytes
         n_fitting = self.options.memory_limit // (decoded + self.whole_nbytes)
-        each = decoded + self.whole_nbytes
-        if self.is_wrapped:  # stored and decoded bytes, with the most gaps allowed
-            each = _WRAPPED_COPIES * (decoded + self.options.batch_nbytes)
-        room = self._shared_nbytes - _SPARE * decoded
         # Fetched bytes that wait take half of the bound.
         n_decoding = (self.options.bound_nbytes // 2 - _FIXED_NBYTES) // decoded
-        n_beside = room // (each + _CONTEXTS_NBYTES)
+        n_beside = (self._shared_nbytes - _SPARE * decoded) // self._worker_nbytes
         return max(1, min(n_fitting, n_beside, n_decoding))
+
+    def bound_for(self, n_threads: int) -> int:
+        """Least limit and bound with which that many workers fit; 0 if any would do."""
+        if self.is_raw:
+            return 0
+        decoded = self._decoded_nbytes
+        beside = _FIXED_NBYTES + _SPARE * decoded + n_threads * self._worker_nbytes
+        return max(
+            n_threads * (decoded + self.whole_nbytes),
+            2 * (n_threads * decoded + _FIXED_NBYTES),
+            beside + -(-beside // (_FREED_SHARE - 1)),
+        )
+
+    @property
+    def _decoded_nbytes(self) -> int:
+        """Memory that a worker takes for what it decodes, besides stored bytes."""
+        return max(1, self.whole_nbytes, self.work_nbytes)
+
+    @property
+    def _worker_nbytes(self) -> int:
+        """Memory that a worker takes."""
+        if self.is_wrapped:  # stored and decoded bytes, with the most gaps allowed
+            each = _WRAPPED_COPIES * (self._decoded_nbytes + self.options.batch_nbytes)
+        else:
+            each = self._decoded_nbytes + self.whole_nbytes
+        return each + _CONTEXTS_NBYTES
 
     @cached_property
     def most_direct_workers(self) -> int:

@@ -11,8 +11,13 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.forks import after_fork
+from gpushard.pools import run_in_turn
 
 
 class Freed:
@@ -37,6 +42,20 @@ class Freed:
 
 
 freed = Freed()
+
+
+def decode_in_turn(decode: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+    """Result of `decode`, run while nothing else runs that takes as much memory."""
+    heeded: Any = np.geterr()  # each thread has its own settings
+
+    def work() -> NDArray[Any]:
+        try:
+            with np.errstate(**heeded):
+                return decode()
+        finally:
+            give_back()
+
+    return run_in_turn(work)
 
 
 def give_back() -> None:

@@ -21,7 +21,8 @@ from gpushard.damage import reported_afterwards
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
-from gpushard.memory.chunk_room import decode_in_turn, usual_stored
+from gpushard.memory.chunk_room import usual_stored
+from gpushard.memory.freed import decode_in_turn
 from gpushard.memory.known import IndexCache
 from gpushard.memory.turns import turns
 from gpushard.planning.blocks import Block

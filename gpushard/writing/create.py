@@ -12,7 +12,7 @@ from gpushard.arguments import flag, instance
 from gpushard.array import Array, open_array
 from gpushard.errors import OptionError, UnsupportedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
-from gpushard.options import DEFAULT, Options, WriteStrategy
+from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
@@ -22,6 +22,7 @@ from gpushard.stores.resolve import (
     local_path_of,
     resolve,
 )
+from gpushard.write_options import WriteStrategy
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import ArrayFormat, blueprint
 from gpushard.writing.maintenance import compact_shards, repair_shards

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from gpushard.options import ChunkOrder
 from gpushard.selecting.selection import Ints
+from gpushard.write_options import ChunkOrder
 
 
 @lru_cache(maxsize=64)

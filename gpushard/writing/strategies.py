@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import OptionError
-from gpushard.options import WriteOptions
 from gpushard.planning.index import CORRUPT, PRESENT
+from gpushard.write_options import WriteOptions
 from gpushard.writing.encode import Change, Encoder
 from gpushard.writing.in_place import Patch, spoiled
 from gpushard.writing.shard import (
