@@ -370,7 +370,7 @@ def test_the_stand_in_has_cupys_signatures(real_cupy):
         (real.Stream.__init__, standin.Stream.__init__),
         (real.function.Module.load, standin.Module.load),
         (real.alloc, standin.Cupy.alloc),
-        (real.alloc_pinned_memory, standin.Cupy.alloc_pinned_memory),
+        (real.PinnedMemory.__init__, standin.PinnedMemory.__init__),
         (real.get_current_stream, standin.Cupy.get_current_stream),
         (real_cupy.empty, standin.Cupy.empty),
     ]

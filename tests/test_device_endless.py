@@ -100,6 +100,12 @@ def test_a_device_that_is_stuck_without_damage_is_told_as_such(device, tmp_path)
     assert re.search(NOT_ENDED, str(raised.value))
 
 
+def n_unused(device, there):
+    """Number of pieces of memory that somebody may get: of the device, and pinned."""
+    pinned = there._pinned._unused.values()
+    return sum(map(len, device.cupy.arenas.values())), sum(map(len, pinned))
+
+
 @pytest.mark.parametrize("victim", [0, 2, 4])
 def test_no_memory_goes_back_that_the_work_may_still_use(
     device, tmp_path, monkeypatch, kept, victim
@@ -111,7 +117,7 @@ def test_no_memory_goes_back_that_the_work_may_still_use(
     n_free = []
 
     def note(self, why, give_up=cuda.CudaDevice._give_up):
-        n_free.append(sum(map(len, device.cupy.arenas.values())))
+        n_free.append(n_unused(device, self))
         give_up(self, why)
 
     monkeypatch.setattr(cuda.CudaDevice, "_give_up", note)
@@ -119,7 +125,7 @@ def test_no_memory_goes_back_that_the_work_may_still_use(
         opened(tmp_path / "a")[...]
     assert device.is_stuck
     gc.collect()
-    assert sum(map(len, device.cupy.arenas.values())) == n_free[0]
+    assert n_unused(device, find_device("cuda").device) == n_free[0]
     device.goes_on = True
     device.drain()
     assert any(isinstance(things[0], list) for things in kept)  # the results
@@ -166,7 +172,7 @@ def test_kernels_and_pinned_memory_are_waited_for_no_longer(
 
         monkeypatch.setattr(owner, name, hangs)
 
-    hanging(sys.modules["cupy"].cuda, "alloc_pinned_memory")
+    hanging(device.cupy, "host_alloc")
     hanging(cupy_standin.Module, "load")
     device.victim = 0
     began = time.monotonic()
@@ -256,24 +262,6 @@ def test_a_device_that_was_given_up_is_asked_nothing(device, tmp_path, monkeypat
         with pytest.raises(DeviceError, match="failed before"):
             ask()
     assert asked == []
-
-
-def test_pinned_memory_that_went_back_is_had_without_a_thread(device, monkeypatch):
-    there, asked = find_device("cuda").device, []
-    beside = there._waits.beside
-
-    def noting(call):
-        asked.append(call)
-        return beside(call)
-
-    monkeypatch.setattr(there._waits, "beside", noting)
-    first = there.allocate_pinned(1000)
-    assert len(asked) == 1
-    del first
-    kept = [there.allocate_pinned(1000)]
-    assert len(asked) == 1
-    kept += [there.allocate_pinned(1000), there.allocate_pinned(2000)]
-    assert len(asked) == 3
 
 
 def stuck_for_a_while(device, stream=0):

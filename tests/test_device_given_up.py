@@ -10,6 +10,7 @@ import pytest
 
 from gpushard.devices import endless
 from gpushard.devices.endless import Endless, PooledBuffer
+from gpushard.devices.pinned import PinnedPieces
 
 END_PAST_THE_DRIVER = endless.end_past_the_driver
 
@@ -37,7 +38,8 @@ def test_memory_is_kept_from_when_the_device_was_given_up(is_under_way, kept):
     gone, held = [], Endless()
     memory = PooledBuffer(Pooled(gone), 100, held)
     room = bytearray(64)
-    array = held.array_over(room, 50)
+    pieces = PinnedPieces(lambda _: room, held)
+    array = pieces.make(50)
     assert (memory.address, memory.nbytes, array.nbytes) == (512, 100, 50)
     if is_under_way:
         held.begin(held)
@@ -47,6 +49,7 @@ def test_memory_is_kept_from_when_the_device_was_given_up(is_under_way, kept):
     del part
     assert bool(gone) != is_under_way
     assert ((room,) in kept) == is_under_way
+    assert (pieces.take(50) is None) == is_under_way
 
 
 ENDS = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -30,6 +30,7 @@ from gpushard.devices.cuda_modules import CudaModules, architecture_for
 from gpushard.devices.endless import Endless, PooledBuffer
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
+from gpushard.devices.pinned import PinnedPieces
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.devices.waiting import RecordedEvent, Waits
@@ -39,6 +40,7 @@ OLDEST_CAPABILITY = (7, 5)
 """Oldest compute capability for which the kernels are compiled and nvCOMP 6 runs."""
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
+_PORTABLE = 1  # cudaHostAllocPortable: pinned for all devices
 _OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMORY
 
 
@@ -88,6 +90,7 @@ class CudaDevice:
         self._idle_streams: list[Stream] = []
         self._broken_by = ""
         self._endless = Endless()
+        self._pinned = PinnedPieces(self._pin, self._endless)
         self._rates: Mapping[str, Rates] | None = None
         self.copier: Copier | None = self._find_copier()
         with self._current():
@@ -188,16 +191,17 @@ class CudaDevice:
 
     def allocate_pinned(self, nbytes: int) -> NDArray[np.uint8]:
         """Pinned host memory: uint8, shape (nbytes,); see `Device`."""
-
-        def allocate() -> NDArray[np.uint8]:
+        self.check()
+        array = self._pinned.take(nbytes)
+        if array is None:
             with self._current():
-                memory = self._cupy.cuda.alloc_pinned_memory(nbytes)
-                return self._endless.array_over(memory, nbytes)
+                array = self._waits.beside(partial(self._pinned.make, nbytes))
+        return array
 
-        if self._endless.take_pooled(nbytes):
-            return allocate()
+    def _pin(self, nbytes: int) -> Any:
+        cuda = self._cupy.cuda
         with self._current():
-            return self._waits.beside(allocate)
+            return cuda.PinnedMemoryPointer(cuda.PinnedMemory(nbytes, _PORTABLE), 0)
 
     def create_stream(self) -> Stream:
         """A stream that does not wait for the default stream: reused, or new."""

@@ -8,13 +8,8 @@ library.
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections import deque
 from functools import cache
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 _kept: list[Any] = []
 
@@ -29,9 +24,6 @@ class Endless:
     """
 
     is_under_way = False
-
-    def __init__(self) -> None:
-        self._pooled: dict[int, deque[None]] = {}
 
     def begin(self, owner: object) -> None:
         """Keep all memory from now on, and let the process end all the same.
@@ -48,27 +40,6 @@ class Endless:
         """Keep things for the life of the process, if there is such work."""
         if self.is_under_way:
             _kept.append(things)
-
-    def array_over(self, memory: Any, nbytes: int) -> NDArray[np.uint8]:
-        """Array over pinned memory, which is kept when the array goes."""
-        array = np.frombuffer(memory, np.uint8, nbytes)
-        weakref.finalize(array, self._let_go, memory, nbytes).atexit = False
-        return array
-
-    def take_pooled(self, nbytes: int) -> bool:
-        """Whether the allocator has memory of a freed array of this size.
-
-        Each freed array is counted once: whoever asks takes its memory.
-        """
-        try:
-            self._pooled[nbytes].pop()
-        except (KeyError, IndexError):
-            return False
-        return True
-
-    def _let_go(self, memory: Any, nbytes: int) -> None:
-        self.keep(memory)
-        self._pooled.setdefault(nbytes, deque()).append(None)
 
 
 class PooledBuffer:

@@ -57,8 +57,8 @@ class Slab:
 def pooled_nbytes(nbytes: int) -> int:
     """The next larger of few sizes, which are a third or a half apart.
 
-    CuPy's pool gives memory again only for the same size. Other memory is pinned anew,
-    which takes half a millisecond for a MiB, and is never given back.
+    Memory of these sizes fits who asks next. Otherwise it is pinned anew, which takes
+    half a millisecond for a MiB, and stays pinned (`devices.pinned`).
     """
     whole = 1 << (max(nbytes, 2) - 1).bit_length()
     return whole * 3 // 4 if nbytes <= whole * 3 // 4 else whole

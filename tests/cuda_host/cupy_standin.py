@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cuda_host.device import EmulatedDevice
 
 _UNIT = 512  # CuPy's pools give multiples of it
-_STREAMS_PER_DEVICE = 1 << 20
+STREAMS_PER_DEVICE = 1 << 20
 
 
 class _Thread(threading.local):
@@ -69,6 +69,8 @@ class Cupy:
         What it runs on, by ordinal.
     pinned
         Address of each piece of pinned memory -> the array, as long as there is one.
+    host_nbytes, host_limit_nbytes
+        How much memory is pinned, and how much may be.
     is_stream_ordered
         Whether memory may be used at last when the stream that it was asked for on
         gets there (``cudaMallocAsync``).
@@ -79,6 +81,7 @@ class Cupy:
         self.thread = _Thread()
         self.pinned: weakref.WeakValueDictionary[int, Any]
         self.pinned = weakref.WeakValueDictionary()
+        self.host_nbytes, self.host_limit_nbytes = 0, 1 << 40
         self.arenas: defaultdict[Any, list[EmulatedBuffer]] = defaultdict(list)
         self.taken: dict[int, EmulatedBuffer] = {}
         self.lock = threading.RLock()
@@ -88,7 +91,7 @@ class Cupy:
         self.nvrtc = Nvrtc()
         made = {
             kind.__name__: type(kind.__name__, (kind,), {"cupy": self})
-            for kind in (Device, Stream, Event, Module, ndarray)
+            for kind in (Device, Stream, Event, Module, PinnedMemory, ndarray)
         }
         self.made = SimpleNamespace(**made)
         self.made.Stream.null = self.made.Stream(null=True)
@@ -96,10 +99,10 @@ class Cupy:
     def queue(self, handle: int) -> tuple[EmulatedDevice, int]:
         """Device and stream of a handle; the device has to be the current one."""
         if (
-            handle < _STREAMS_PER_DEVICE
+            handle < STREAMS_PER_DEVICE
         ):  # the default stream: 0, or 1 (cudaStreamLegacy)
             return self.devices[self.thread.device], 0
-        ordinal, stream = divmod(handle, _STREAMS_PER_DEVICE)
+        ordinal, stream = divmod(handle, STREAMS_PER_DEVICE)
         if ordinal - 1 != self.thread.device or handle in self.ended:
             raise CUDARuntimeError(400)  # cudaErrorInvalidResourceHandle
         return self.devices[ordinal - 1], stream
@@ -140,10 +143,18 @@ class Cupy:
         late = partial(ctypes.memmove, address, junk, nbytes)
         device.queue(queue, "kernel", "late", late)
 
-    def alloc_pinned_memory(self, size: int) -> Any:
-        room = (ctypes.c_byte * (1 << max(size - 1, _UNIT - 1).bit_length()))()
+    def host_alloc(self, nbytes: int) -> Any:
+        """Memory that the driver pins."""
+        if self.host_nbytes + nbytes > self.host_limit_nbytes:
+            raise CUDARuntimeError(2)  # cudaErrorMemoryAllocation
+        room = (ctypes.c_byte * nbytes)()
+        self.host_nbytes += nbytes
+        weakref.finalize(room, self._host_free, nbytes).atexit = False
         self.pinned[ctypes.addressof(room)] = room
         return room
+
+    def _host_free(self, nbytes: int) -> None:
+        self.host_nbytes -= nbytes
 
     def get_current_stream(self, device_id: int = -1) -> Any:
         streams = self.thread.streams[self.thread.device]
@@ -195,7 +206,7 @@ class Stream:
             assert non_blocking, "it would wait for the default stream"
             stream = self.cupy.current.create_stream()
             ordinal = self.cupy.thread.device
-            self.ptr = (ordinal + 1) * _STREAMS_PER_DEVICE + stream
+            self.ptr = (ordinal + 1) * STREAMS_PER_DEVICE + stream
 
     def __del__(self) -> None:
         self.cupy.ended.add(self.ptr)
@@ -268,6 +279,22 @@ class _Pooled:
 
     def __del__(self) -> None:
         self._arena.append(self._buffer)
+
+
+class PinnedMemory:
+    """``cupy.cuda.PinnedMemory``."""
+
+    cupy: Cupy
+
+    def __init__(self, size: int, flags: int = 0) -> None:
+        assert flags == 1, "another device could not use it"
+        self.room = self.cupy.host_alloc(size)
+
+
+def pinned_memory_pointer(mem: PinnedMemory, offset: int) -> Any:
+    """``cupy.cuda.PinnedMemoryPointer``, of which only the memory is used."""
+    assert offset == 0
+    return mem.room
 
 
 class UnownedMemory:
@@ -347,7 +374,8 @@ def install(monkeypatch: Any, *devices: EmulatedDevice) -> Cupy:
         UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer,
         alloc=cupy.alloc,
-        alloc_pinned_memory=cupy.alloc_pinned_memory,
+        PinnedMemory=cupy.made.PinnedMemory,
+        PinnedMemoryPointer=pinned_memory_pointer,
         get_current_stream=cupy.get_current_stream,
     )
     standin = devices[0].standin

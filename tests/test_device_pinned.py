@@ -1,0 +1,93 @@
+"""Pinned memory that was used before is had again, without the driver.
+
+On the emulated device through the stand-in for CuPy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from cuda_cases import forget
+from gpushard.devices.find import find_device
+from gpushard.errors import DeviceMemoryError
+from stuck_device import standing_in
+
+PAGE_NBYTES = 4096
+
+
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    yield standing_in(monkeypatch, tmp_path)
+    forget()
+
+
+def test_pinned_memory_that_went_back_is_had_without_a_thread(device, monkeypatch):
+    there, asked = find_device("cuda").device, []
+    beside = there._waits.beside
+
+    def noting(call):
+        asked.append(call)
+        return beside(call)
+
+    monkeypatch.setattr(there._waits, "beside", noting)
+    first = there.allocate_pinned(1000)
+    assert len(asked) == 1
+    del first
+    kept = [there.allocate_pinned(700)]  # of the same page
+    assert len(asked) == 1
+    kept += [there.allocate_pinned(1000), there.allocate_pinned(2000)]
+    assert len(asked) == 3
+
+
+def test_pinned_memory_that_went_back_is_had_while_the_driver_gives_none(
+    device, monkeypatch
+):
+    """Nor from CuPy's pool, whose lock is held by the thread that asks the driver."""
+    there = find_device("cuda").device
+    del (first := [there.allocate_pinned(1000)])[:]
+    asked, goes_on = threading.Event(), threading.Event()
+    host_alloc = device.cupy.host_alloc
+
+    def hangs(nbytes):
+        asked.set()
+        goes_on.wait(60)
+        return host_alloc(nbytes)
+
+    monkeypatch.setattr(device.cupy, "host_alloc", hangs)
+    other = threading.Thread(target=there.allocate_pinned, args=(5000,), daemon=True)
+    other.start()
+    try:
+        assert asked.wait(20)
+        began = time.monotonic()
+        first += [there.allocate_pinned(1000)]
+        del first[:]
+        assert time.monotonic() - began < 10
+    finally:
+        goes_on.set()
+        other.join(20)
+
+
+def test_pinned_memory_that_went_back_makes_room_for_more(device):
+    there = find_device("cuda").device
+    device.cupy.host_limit_nbytes = device.cupy.host_nbytes + 5 * PAGE_NBYTES
+    kept = [there.allocate_pinned(n * PAGE_NBYTES) for n in (1, 4)]
+    with pytest.raises(DeviceMemoryError):
+        there.allocate_pinned(1)
+    del kept[1]
+    kept += [there.allocate_pinned(PAGE_NBYTES)]
+    with pytest.raises(DeviceMemoryError):
+        there.allocate_pinned(4 * PAGE_NBYTES)
+
+
+def test_no_more_is_pinned_than_was_asked_for_and_at_most_half_is_wasted(device):
+    there = find_device("cuda").device
+    before = device.cupy.host_nbytes
+    there.allocate_pinned(6 * PAGE_NBYTES - 1)  # and dropped
+    pinned = [device.cupy.host_nbytes - before]
+    for n in (6, 3, 2, 7):
+        there.allocate_pinned(n * PAGE_NBYTES)
+        pinned.append(device.cupy.host_nbytes - before)
+    assert [nbytes // PAGE_NBYTES for nbytes in pinned] == [6, 6, 6, 8, 15]
