@@ -138,6 +138,8 @@ class Runtime:
     @strict
     def eventRecord(self, event: int, stream: int) -> None:
         device, queue = self._cupy.queue(stream)
+        if EVENTS[event].device is not device:
+            raise CUDARuntimeError(400)  # cudaErrorInvalidResourceHandle
         EVENTS[event].marker = device.record(queue)
 
     @strict
