@@ -27,8 +27,11 @@ from fused_cases import (
     stored,
 )
 from gpushard.fused import choice, libraries, runner
-from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE, Decoder
+from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
 from gpushard.fused.thread_memory import ThreadMemory
+from gpushard.fused.words import (
+    Decoder,
+)
 from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits, held

@@ -28,9 +28,12 @@ from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import are_loaded, relay_loops
-from gpushard.fused.columns import LEFT, Relay
 from gpushard.fused.libraries import new_mutex, pread_address
 from gpushard.fused.thread_memory import address_of
+from gpushard.fused.words import (
+    LEFT,
+    Relay,
+)
 from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
@@ -66,7 +69,7 @@ class Pieces(NamedTuple):
     Attributes
     ----------
     ranges
-        int64, shape (n_ranges, 4). See `fused.columns.RANGE_FILE`.
+        int64, shape (n_ranges, 4). See `fused.words.RANGE_FILE`.
     cuts
         int64, shape (n_pieces + 1,). Ranges of piece p: ``cuts[p]:cuts[p + 1]``.
     """
@@ -107,7 +110,7 @@ class RelayState(NamedTuple):
     Attributes
     ----------
     outcomes
-        int64, shape (n_pieces,). See `fused.columns.CUT_SHORT`.
+        int64, shape (n_pieces,). See `fused.words.CUT_SHORT`.
     counter
         int64. Its first entry is the number of the piece to claim next.
     """

@@ -17,6 +17,16 @@ from gpushard.fused.columns import (
     CELL_ROWS,
     FIRST_LENGTH,
     NO_FILE,
+    SHARD_COLUMNS,
+    WORK_AXES,
+    WORK_ROWS,
+)
+from gpushard.fused.loops import place_boxes, place_shares
+from gpushard.fused.objects import place_objects
+from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
+from gpushard.fused.polling import poll
+from gpushard.fused.relaying import relay_pieces, relay_together
+from gpushard.fused.words import (
     PLACE_BOXES,
     PLACE_OBJECTS,
     PLAN_AXES,
@@ -26,10 +36,7 @@ from gpushard.fused.columns import (
     READ_BOX,
     RELAY_RANGES,
     RELAY_TOGETHER,
-    SHARD_COLUMNS,
     WORDS,
-    WORK_AXES,
-    WORK_ROWS,
     Decoder,
     Opener,
     PlanParameters,
@@ -37,11 +44,6 @@ from gpushard.fused.columns import (
     Relay,
     Team,
 )
-from gpushard.fused.loops import place_boxes, place_shares
-from gpushard.fused.objects import place_objects
-from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
-from gpushard.fused.polling import poll
-from gpushard.fused.relaying import relay_pieces, relay_together
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(PlanParameters)
 _opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)

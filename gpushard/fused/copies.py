@@ -22,6 +22,8 @@ from gpushard.fused.columns import (
     PART,
     SOURCE,
     TARGET,
+)
+from gpushard.fused.words import (
     Decoder,
 )
 

@@ -26,11 +26,13 @@ from gpushard.fused.columns import (
     LOW,
     NBYTES,
     SOURCE,
-    Opener,
 )
 from gpushard.fused.runner import BoxPlacer, BoxRunner
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import WINDOW_NBYTES
+from gpushard.fused.words import (
+    Opener,
+)
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.numbering import distinct

@@ -28,18 +28,24 @@ from gpushard.fused.thread_memory import address_of
 
 # Modules, relative to the package, that determine the content of the file.
 SOURCES = (
-    *(
-        "codecs/blosc_frame",
-        "codecs/libzstd",
-        "planning/index",
-        "fused/calls",
-        "fused/casts",
-        "fused/columns",
-        "fused/compiling",
-    ),
-    *("fused/copies", "fused/decoding", "fused/elf", "fused/frames", "fused/loops"),
+    "codecs/blosc_frame",
+    "codecs/libzstd",
+    "planning/index",
+    "fused/calls",
+    "fused/casts",
+    "fused/columns",
+    "fused/compiling",
+    "fused/copies",
+    "fused/decoding",
+    "fused/elf",
+    "fused/frames",
+    "fused/loops",
     "fused/lz4",
-    *("fused/objects", "fused/planning", "fused/polling", "fused/relaying"),
+    "fused/objects",
+    "fused/planning",
+    "fused/polling",
+    "fused/relaying",
+    "fused/words",
     "fused/zstd_frames",
     "fused/kept_code",  # for the layout of the file
 )

@@ -18,8 +18,12 @@ from gpushard.devices.waiting import (
     NOT_READY,
 )
 from gpushard.fused import kept_code
-from gpushard.fused.columns import (
-    CELL_ROWS,
+from gpushard.fused.columns import CELL_ROWS, sorting_words
+from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
+from gpushard.fused.libraries import thread_calls, usleep_address
+from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import address_of
+from gpushard.fused.words import (
     PLACE_BOXES,
     PLACE_OBJECTS,
     PLAN_AXES,
@@ -35,12 +39,7 @@ from gpushard.fused.columns import (
     Poll,
     Relay,
     Team,
-    sorting_words,
 )
-from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
-from gpushard.fused.libraries import thread_calls, usleep_address
-from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import address_of
 from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
@@ -108,7 +107,7 @@ class CompiledLoops:
     def relay(self, relays: Sequence[Relay], turn: int) -> None:
         """Relay pieces in as many threads until none is left.
 
-        `turn` is the address of a mutex (see `columns.Team`). No thread is left when
+        `turn` is the address of a mutex (see `words.Team`). No thread is left when
         this returns, and an interrupt waits for that.
         """
         packed = b"".join(_RELAYING(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
@@ -218,7 +217,7 @@ def _placing(
     is_placed: NDArray[np.bool_],
     shares: Shares | None,
 ) -> tuple[int, ...]:
-    """The words from 1 on of a task that places boxes (see `columns.WORDS`)."""
+    """The words from 1 on of a task that places boxes (see `words.WORDS`)."""
     _, n_parts, n_axes = strides.shape
     return (
         address_of(strides),

@@ -29,7 +29,6 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
     ZSTD,
-    Decoder,
 )
 from gpushard.fused.copies import (
     copy_box,
@@ -40,6 +39,9 @@ from gpushard.fused.copies import (
     next_line,
 )
 from gpushard.fused.decoding import decode, decode_to_keep
+from gpushard.fused.words import (
+    Decoder,
+)
 
 
 @calls.inner

@@ -20,19 +20,21 @@ from gpushard.fused.columns import (
     CELL_ROWS,
     FIRST_LENGTH,
     RAW,
-    READ_AXES,
-    READ_BOX,
-    WORDS,
     WORK_AXES,
     WORK_ROWS,
-    Decoder,
-    PlanParameters,
     sorting_words,
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.runner import BoxPlacer, Loops
 from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.thread_memory import address_of
+from gpushard.fused.words import (
+    READ_AXES,
+    READ_BOX,
+    WORDS,
+    Decoder,
+    PlanParameters,
+)
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.selecting.selection import Ints

@@ -48,6 +48,8 @@ from gpushard.fused.columns import (
     STATES,
     STEP,
     TARGET,
+)
+from gpushard.fused.words import (
     PlanParameters,
 )
 from gpushard.planning.index import CORRUPT, MISSING

@@ -7,7 +7,9 @@ have no end (see `devices.waiting`), and no thread needs the interpreter.
 from __future__ import annotations
 
 from gpushard.fused import calls
-from gpushard.fused.columns import Poll
+from gpushard.fused.words import (
+    Poll,
+)
 
 
 @calls.inner

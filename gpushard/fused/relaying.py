@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.fused import calls
-from gpushard.fused.columns import (
+from gpushard.fused.words import (
     CUT_SHORT,
     RANGE_COLUMNS,
     RANGE_FILE,
@@ -38,7 +38,7 @@ def _filled(r: Relay, ranges: Any, buffer: int) -> bool:
 
 @calls.inner
 def _relay(r: Relay, ranges: Any, buffer: int, event: int) -> int:
-    """Read a piece and queue its copy; its outcome (see `columns.CUT_SHORT`)."""
+    """Read a piece and queue its copy; its outcome (see `words.CUT_SHORT`)."""
     status = calls.call_wait(r.wait, (event,))
     if status != 0:
         return status
@@ -86,7 +86,7 @@ def relay_pieces(r: Relay) -> None:
 
 @calls.inner
 def relay_together(t: Team) -> None:
-    """Relay the pieces of a batch in several threads; see `columns.Team`."""
+    """Relay the pieces of a batch in several threads; see `words.Team`."""
     calls.call_mutex(t.lock, (t.turn,))
     n_begun = 1
     while n_begun < t.n_threads:

@@ -13,18 +13,17 @@ from numpy.typing import NDArray
 
 from gpushard.fused import boxes
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import (
-    BLOSC,
+from gpushard.fused.columns import BLOSC, NBYTES
+from gpushard.fused.libraries import Library
+from gpushard.fused.shares import Shares
+from gpushard.fused.thread_memory import ThreadMemory, address_of
+from gpushard.fused.words import (
     BUFFERS_NBYTES,
-    NBYTES,
     STATUS_NBYTES,
     Decoder,
     Opener,
     PlanParameters,
 )
-from gpushard.fused.libraries import Library
-from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import ThreadMemory, address_of
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.blocks import ShardBlock

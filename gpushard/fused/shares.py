@@ -84,7 +84,7 @@ class Shares:
 
     @property
     def words(self) -> tuple[int, int, int, int]:
-        """The words that describe the shares to the loops (see `columns.WORDS`)."""
+        """The words that describe the shares to the loops (see `words.WORDS`)."""
         n_shares = len(self.cuts) - 1
         return address_of(self.cuts), n_shares, address_of(self._next), self._most
 

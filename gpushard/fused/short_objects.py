@@ -25,7 +25,6 @@ from gpushard.fused.columns import (
     NBYTES,
     OBJECTS,
     SOURCE,
-    Opener,
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.filling import fill_for
@@ -41,6 +40,9 @@ from gpushard.fused.runner import Bools, BoxPlacer, Loops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import ScatteredPoints, grid_of, lay_over
 from gpushard.fused.thread_memory import address_of
+from gpushard.fused.words import (
+    Opener,
+)
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
 from gpushard.workers import run_tasks

@@ -96,7 +96,7 @@ def decode_first(library: Any, source: int, target: int, sizes: Any) -> bool:
     """Decode the first bytes of a frame, with no more blocks than needed.
 
     `library` has the addresses of a function that begins a stream, of one that decodes
-    it, of their context, and of memory of `columns.BUFFERS_NBYTES`. `sizes` are the
+    it, of their context, and of memory of `words.BUFFERS_NBYTES`. `sizes` are the
     number of bytes that the frame should decode to, and the number of them that are
     needed. The frame has passed `is_one_frame`. False if the frame must be decoded
     whole instead: it has a checksum, or its last block may be needed.
