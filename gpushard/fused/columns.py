@@ -82,3 +82,14 @@ GAP_NBYTES = 4096
 def sorting_words(n_boxes: int, n_columns: int) -> int:
     """Number of int64 that counting along axes and sorting a shard's boxes takes."""
     return n_columns + n_boxes * (2 + n_columns)
+
+
+def laying_words(n_boxes: int, n_shards: int, n_axes: int) -> int:
+    """Number of int64 that laying out axes and then sorting their boxes takes.
+
+    There are fewer cells than boxes (their product) and axes together. Each shard has a
+    span of cells along each axis, twice.
+    """
+    n_cells = n_boxes + n_axes
+    more = CELL_ROWS * n_cells + 4 * n_shards * n_axes
+    return sorting_words(n_boxes, FIRST_LENGTH + n_axes) + more

@@ -96,19 +96,19 @@ class KeptBoxes:
         """Number of inner chunks that were kept before."""
         return len(set(self.found.taken))
 
-    def keep(self, boxes: Ints, is_placed: NDArray[np.bool_], first: int = 0) -> None:
+    def keep(self, boxes: Ints, is_placed: NDArray[np.bool_]) -> None:
         """Keep the decoded inner chunks; no object may have changed during the read.
 
         Parameters
         ----------
         boxes
-            The boxes from number `first` on, as the loops left them.
+            The boxes, as the loops left them.
         is_placed
             bool, shape (n_boxes,). Whether the loops placed each.
         """
         if self.claimed is not None:
             decoded = np.flatnonzero(is_placed & (boxes[:, KEEP] != 0))
-            self.cache.keep(self.claimed, (first + decoded).tolist())
+            self.cache.keep(self.claimed, decoded.tolist())
 
 
 def kept_boxes(
@@ -117,7 +117,7 @@ def kept_boxes(
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
-    weight: int | None = SPENT_WHOLE,
+    weight: int | None,
 ) -> KeptBoxes | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 

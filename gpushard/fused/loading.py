@@ -18,7 +18,7 @@ from gpushard.devices.waiting import (
     NOT_READY,
 )
 from gpushard.fused import kept_code
-from gpushard.fused.columns import CELL_ROWS, sorting_words
+from gpushard.fused.columns import laying_words, sorting_words
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.libraries import thread_calls, usleep_address
 from gpushard.fused.shares import Shares
@@ -163,11 +163,7 @@ class CompiledLoops:
         boxes: Ints,
     ) -> int:
         """Write boxes; return how many there should be (see `planning.plan_axes`)."""
-        n_boxes, n_columns = boxes.shape
-        n_axes = axes.shape[1]
-        # There are fewer cells than boxes (their product) and axes together.
-        more = CELL_ROWS * (n_boxes + n_axes) + 4 * len(shards) * n_axes
-        n_words = sorting_words(n_boxes, n_columns) + more
+        n_words = laying_words(len(boxes), len(shards), axes.shape[1])
         return self._plan(
             PLAN_AXES, planned, n_words, strides, boxes, shards, elements, axes
         )

@@ -17,12 +17,11 @@ import numpy as np
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import (
     AXIS_ROWS,
-    CELL_ROWS,
     FIRST_LENGTH,
     RAW,
     WORK_AXES,
     WORK_ROWS,
-    sorting_words,
+    laying_words,
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.runner import BoxPlacer, Loops
@@ -96,11 +95,9 @@ class OneCall:
         self._window_nbytes = window_nbytes
         self._local = _Local()
         self._pack_axes = Struct(f"={AXIS_ROWS * ndim}q").pack
-        n_columns = FIRST_LENGTH + ndim
-        self._boxes_nbytes = 8 * MOST_BOXES * n_columns
-        n_planning = sorting_words(MOST_BOXES, n_columns)
-        n_planning += CELL_ROWS * (MOST_BOXES + ndim) + 4 * MOST_SHARDS * ndim
-        self._memory_nbytes = self._boxes_nbytes + MOST_BOXES + 8 * n_planning
+        self._boxes_nbytes = 8 * MOST_BOXES * (FIRST_LENGTH + ndim)
+        n_words = laying_words(MOST_BOXES, MOST_SHARDS, ndim)
+        self._memory_nbytes = self._boxes_nbytes + MOST_BOXES + 8 * n_words
 
     def read_box(self, own: bytes) -> bool:
         """Read, decode and place one box; False if that failed.
@@ -120,8 +117,8 @@ class OneCall:
         ----------
         planned
             The array and the output; its memory to work in is set here.
-        wanted
-            The mesh.
+        mesh
+            The selection.
         rows
             Rows of its shards (from `columns.OFFSETS` on).
         """
