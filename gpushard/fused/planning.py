@@ -274,10 +274,10 @@ def plan_boxes(
     """Write the boxes of shards, and set `END` of each shard.
 
     `strides` are as in `loops.place_boxes`. `cells` has the cells of all axes, int64,
-    shape (5, n_cells). `ranges` has the first cell and the number of cells of each
-    shard along each axis, int64, shape (2, n_shards, n_axes). `shards` is int64, shape
-    (n_shards, 5). The memory must have `sorting_words` of the largest shard. A shard
-    whose index is unusable gets no boxes.
+    shape (CELL_ROWS, n_cells). `ranges` has the first cell and the number of cells of
+    each shard along each axis, int64, shape (2, n_shards, n_axes). `shards` is int64,
+    shape (n_shards, SHARD_COLUMNS). The memory must have `sorting_words` of the largest
+    shard. A shard whose index is unusable gets no boxes.
     """
     done = 0
     for s in range(len(shards)):
@@ -297,10 +297,9 @@ def plan_axes(
 ) -> int:
     """Lay out axes, then do as `plan_boxes`; returns the number of boxes they make.
 
-    `axes` is int64, shape (12, n_axes). `elements` are those that indexes take,
+    `axes` is int64, shape (AXIS_ROWS, n_axes). `elements` are those that indexes take,
     ascending along each axis, and their places in the output, int64, shape
-    (2, n_elements). The memory must suffice to sort all boxes, and after that for 5
-    words per cell and 4 per shard and axis.
+    (2, n_elements). The memory must have `columns.laying_words`.
     """
     n_axes, n_cells, most_shards = axes.shape[1], 0, 0
     for axis in range(n_axes):
@@ -325,7 +324,7 @@ def plan_points(
     """Do as `plan_boxes` with a box per point.
 
     `points` is int64, shape (2 + n_axes, n_points), sorted by shard. Its rows are the
-    number of the shard, the place in the output, and the coordinates.
+    number of the shard, the place in the output in bytes, and the coordinates.
     """
     done, k = 0, 0
     for s in range(len(shards)):
@@ -343,7 +342,7 @@ def plan_points(
                 offset += within * axes[CHUNK_STRIDE, axis]
                 box[FIRST_LENGTH + axis] = 1
             box[OFFSET], box[PART], box[LISTED] = offset, 0, 0
-            box[TARGET] = p.target + points[1, k] * p.itemsize
+            box[TARGET] = p.target + points[1, k]
             is_sound &= _put_bytes(p, box, shards[s], ordinal, p.itemsize)
             done += 1
             k += 1

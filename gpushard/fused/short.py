@@ -125,9 +125,6 @@ class ShortReader:
         on_grid = None if chain is None else lay_over(selection, self._grid, out)
         if chain is None or on_grid is None:
             return False
-        is_cast = chain.out_itemsize != chain.dtype.itemsize
-        if isinstance(on_grid, ScatteredPoints) and is_cast:
-            return False  # the loops lay points out in elements of the array
         try:
             return self._read(source, chain, on_grid, out)
         except ObjectChangedError as error:

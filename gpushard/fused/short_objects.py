@@ -38,7 +38,7 @@ from gpushard.fused.opening import (
 )
 from gpushard.fused.runner import Bools, BoxPlacer, Loops
 from gpushard.fused.shares import Shares, n_sharing
-from gpushard.fused.short_selection import ScatteredPoints, grid_of, lay_over
+from gpushard.fused.short_selection import grid_of, lay_over
 from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import (
     Opener,
@@ -107,9 +107,6 @@ class ShortObjectReader:
         on_grid = None if chain is None else lay_over(selection, self._grid, out)
         if chain is None or on_grid is None:
             return False
-        is_cast = chain.out_itemsize != chain.dtype.itemsize
-        if isinstance(on_grid, ScatteredPoints) and is_cast:
-            return False  # the loops lay points out in elements of the array
         planned = self._planned._replace(target=address_of(out))
         columns, strides, _ = on_grid.plan(
             self._loops.compiled, planned, np.array(_ONE_SHARD)

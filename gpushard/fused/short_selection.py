@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.cells import index_stride
-from gpushard.fused.columns import CELL, END, FIRST_LENGTH, PER_SHARD
+from gpushard.fused.columns import AXIS_ROWS, CELL, END, FIRST_LENGTH, PER_SHARD
 from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import order_by, shards_of
 from gpushard.selecting.selection import (
@@ -63,7 +63,7 @@ class Mesh(NamedTuple):
     Attributes
     ----------
     columns
-        For each axis its rows (from `columns.INNER_STEP` on).
+        The columns of `axes`, one for each axis.
     elements
         Elements that indexes take, axis by axis and ascending, and where each lands
         along its axis: int64, shape (2, n_elements).
@@ -86,7 +86,7 @@ class Mesh(NamedTuple):
 
     @property
     def axes(self) -> Ints:
-        """Rows of each axis: int64, shape (12, n_axes)."""
+        """Rows of all axes, from `INNER_STEP` on: int64, shape (AXIS_ROWS, n_axes)."""
         return np.array(self.columns, np.int64).T.copy()
 
     def plan(self, compiled: CompiledLoops, planned: Any, rows: Ints) -> PlannedBoxes:
@@ -109,7 +109,7 @@ class ScatteredPoints(NamedTuple):
         As in `Mesh`, with only the rows of the grid set.
     points
         For each point, sorted by shard: its place in `shards`, its place in the
-        flattened output, its coordinates: int64, shape (2 + n_axes, n_points).
+        output in bytes, its coordinates: int64, shape (2 + n_axes, n_points).
     shards
         Coordinates of the shards that are touched.
     """
@@ -259,7 +259,7 @@ def _points(selection: Points, grid: Grid, out: NDArray[Any]) -> ScatteredPoints
     if not 0 < selection.n_points <= MOST_BOXES or not out.flags.c_contiguous:
         return None
     coordinates = np.array(selection.coordinates)
-    axes = np.zeros((12, len(grid)), np.int64)
+    axes = np.zeros((AXIS_ROWS, len(grid)), np.int64)
     axes[CELL : CELL + 4] = np.array(grid).T
     shard = coordinates // (axes[CELL] * axes[PER_SHARD])[:, np.newaxis]
     order = order_by(shard)
@@ -267,6 +267,6 @@ def _points(selection: Points, grid: Grid, out: NDArray[Any]) -> ScatteredPoints
     if len(shards) > MOST_SHARDS:
         return None
     points = np.empty((2 + len(grid), len(order)), np.int64)
-    points[0], points[1] = number, selection.out_index[order]
+    points[0], points[1] = number, selection.out_index[order] * out.itemsize
     coordinates.take(order, axis=1, out=points[2:])
     return ScatteredPoints(axes, points, [tuple(c) for c in shards.tolist()])
