@@ -133,7 +133,7 @@ def test_a_decoder_without_memory_is_an_error_of_the_tree(tmp_path, way, monkeyp
     place = put(tmp_path / "a", document((4096,), (4096,), LITTLE, GZIP), data)
     a = opened(place, way)
     monkeypatch.setattr(HostPipeline, "decode", exhausted)
-    monkeypatch.setattr("gpushard.fused.runner.BoxRunner.run", exhausted)
+    monkeypatch.setattr("gpushard.fused.placer.PlanPlacer.run", exhausted)
     with pytest.raises(HostMemoryError, match="Unable to allocate 1 GiB") as failed:
         a[:]
     assert str(tmp_path) in str(failed.value)

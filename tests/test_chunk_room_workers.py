@@ -22,7 +22,7 @@ from asked_store import BY_PRICE, put
 from asked_store import opened as asked
 from gpushard import codecs
 from gpushard.codecs import base
-from gpushard.fused import choice, runner
+from gpushard.fused import choice, placer
 from gpushard.fused.ways import short_ways
 from gpushard.layout import CodecSpec
 from gpushard.memory import chunk_room, pages
@@ -157,13 +157,13 @@ def test_what_threads_read_from_files_fits_the_limit(
     choice._load()
     monkeypatch.setattr("gpushard.options.LEAST_MEMORY_NBYTES", 1)
     windows: list[int] = []
-    run = runner.BoxPlacer.run
+    run = placer.BoxPlacer.run
 
     def noted(self: Any, columns: Any, window_nbytes: int = 0, *shares: Any) -> Any:
         windows.append(window_nbytes)
         return run(self, columns, window_nbytes, *shares)
 
-    monkeypatch.setattr(runner.BoxPlacer, "run", noted)
+    monkeypatch.setattr(placer.BoxPlacer, "run", noted)
     options = gpushard.Options(
         compile_nbytes=0,
         threads=2,

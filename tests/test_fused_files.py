@@ -30,10 +30,10 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import files, one_call, runner
+from gpushard.fused import files, one_call, placer
 from gpushard.fused.columns import FILE, HANDLE
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.runner import BoxPlacer
+from gpushard.fused.placer import BoxPlacer
 from gpushard.fused.thread_memory import ThreadMemory
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, index_of, shard_of, sharding
@@ -80,7 +80,7 @@ def runs(monkeypatch):
 def tiny_window(monkeypatch):
     """As small as the largest inner chunk allows."""
     monkeypatch.setattr(files, "WINDOW_NBYTES", 1)
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
 
 
 def placed(root: Path, document: dict[str, Any], **shards: bytes) -> Path:
@@ -123,7 +123,7 @@ def test_every_window_is_refilled(name, seen, runs, tiny_window, tmp_path):
 def test_inner_chunks_larger_than_the_window_go_the_plain_way(
     seen, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
     plain = BoxPlacer.run
     monkeypatch.setattr(
         BoxPlacer,

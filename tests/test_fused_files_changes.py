@@ -29,7 +29,7 @@ from fused_cases import (
     stored,
 )
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.runner import BoxPlacer
+from gpushard.fused.placer import BoxPlacer
 from gpushard.stores.local import LocalStore
 from stored_object import replace_file
 from zarr_oracle import assert_same_bits

@@ -26,12 +26,10 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, libraries, runner
+from gpushard.fused import choice, libraries, placer
 from gpushard.fused.columns import GZIP, INFLATE, LIBDEFLATE
 from gpushard.fused.thread_memory import ThreadMemory
-from gpushard.fused.words import (
-    Decoder,
-)
+from gpushard.fused.words import Decoder
 from gpushard.placing.place import HostSink
 from spec_shards import document, shard_of, sharding
 from zarr_oracle import StoredArray, assert_same_bits, held
@@ -55,7 +53,7 @@ def without(monkeypatch):
             monkeypatch.setattr(libraries, f"_{name}", lambda _: None)
         libraries.find_library.cache_clear()
 
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
     yield remove
     monkeypatch.undo()
     libraries.find_library.cache_clear()

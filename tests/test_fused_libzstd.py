@@ -24,7 +24,7 @@ from fused_cases import (
 )
 from gpushard.codecs import libzstd
 from gpushard.codecs.contexts import ThreadContexts
-from gpushard.fused import libraries, runner
+from gpushard.fused import libraries, placer
 from gpushard.fused.thread_memory import ThreadMemory
 from zarr_oracle import assert_same_bits, held
 
@@ -76,7 +76,7 @@ def use(monkeypatch):
         monkeypatch.setattr(libzstd, "find", lambda: library)
         monkeypatch.setattr(libzstd, "LARGE_NBYTES", large_nbytes)
 
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
     contexts = ThreadContexts(libzstd.new_context, "ZSTD_freeDCtx")
     monkeypatch.setattr(libzstd, "_contexts", contexts)
     libraries.find_library.cache_clear()

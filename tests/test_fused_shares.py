@@ -32,7 +32,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.direct import DirectRead
 from gpushard.fused.files import FileBoxes
 from gpushard.fused.libraries import Library
-from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, Loops
 from gpushard.fused.shares import Shares, first_boxes, shrinking_cuts
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.place import HostSink

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
-from gpushard.fused import choice, runner
+from gpushard.fused import choice, placer
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import loops_for
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.runner import BoxPlacer
+from gpushard.fused.placer import BoxPlacer
 from gpushard.fused.thread_memory import ThreadMemory, address_of
 from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
@@ -263,8 +263,8 @@ def noise(root: Path, chain: list[Any]) -> gpushard.Array:
 def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
     before = reader_of(array).call._local.words.box
-    held = runner._memory.held  # so that no other memory gets its addresses
-    runner._memory._kept.clear()  # as if this thread had read little so far
+    held = placer._memory.held  # so that no other memory gets its addresses
+    placer._memory._kept.clear()  # as if this thread had read little so far
     larger = noise(tmp_path / "larger", [ZSTD])
     assert_same_bits(larger[7, 3:400], NOISE[7, 3:400])
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
@@ -276,7 +276,7 @@ def test_memory_that_moved_is_not_written_to(array, taken, tmp_path):
 def test_memory_that_moves_while_a_read_begins_is_not_used(array, monkeypatch):
     """A signal's handler may read an array with larger inner chunks."""
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
-    memory, moves, words = runner._memory, [True], []
+    memory, moves, words = placer._memory, [True], []
     plain: Any = ThreadMemory.held
     run = reader_of(array).call._run
 
@@ -313,7 +313,7 @@ def test_memory_that_moves_while_words_are_packed_is_not_used(array, monkeypatch
         words.extend(np.frombuffer(some, np.int64).tolist())
         return run(some)
 
-    monkeypatch.setattr(runner, "_memory", memory := ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", memory := ThreadMemory())
     monkeypatch.setattr(BoxPlacer, "ready", ready)
     monkeypatch.setattr(call, "_run", spied)
     assert_same_bits(array[INSIDE], VALUES[INSIDE])
@@ -330,7 +330,7 @@ def test_a_thread_keeps_the_memory_that_words_have_addresses_of(array, monkeypat
     with monkeypatch.context() as patch:
         patch.setitem(vars(array.source.room), "is_crowded", True)
         patch.setattr("gpushard.fused.thread_memory.WINDOW_NBYTES", 0)
-        patch.setattr(runner, "_memory", memory := ThreadMemory())
+        patch.setattr(placer, "_memory", memory := ThreadMemory())
         call: Any = OneCall(array.source, chain, loops, 0)
         words, held = call._words_here()
     found = set(np.frombuffer(words.box, np.int64).tolist())

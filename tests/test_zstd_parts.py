@@ -15,7 +15,7 @@ import gpushard
 from array_strategies import codec
 from fused_cases import FUSED, PLAIN, take_way, watch_sinks
 from gpushard.codecs import libzstd, zstd
-from gpushard.fused import libraries, runner
+from gpushard.fused import libraries, placer
 from gpushard.fused.thread_memory import ThreadMemory
 from spec_shards import CRC, LITTLE, document, shard_of, sharding
 from zarr_oracle import assert_same_bits, held
@@ -201,7 +201,7 @@ def test_parts_are_decoded_in_memory_that_is_zero(way, monkeypatch, tmp_path):
 
     plain = ThreadMemory.buffer
     monkeypatch.setattr(ThreadMemory, "buffer", buffer)
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
     a = opened(placed(tmp_path / "a", damaged(frames()[0], 2), frames()[1]), way)
     assert_same_bits(a[255], values()[255])
 
@@ -305,7 +305,7 @@ def outcome(place, way: str) -> object:
 def without_parts(monkeypatch):
     """A release of libzstd that decodes no parts."""
     monkeypatch.setattr(libzstd, "of_parts", lambda _: None)
-    monkeypatch.setattr(runner, "_memory", ThreadMemory())
+    monkeypatch.setattr(placer, "_memory", ThreadMemory())
     libraries.find_library.cache_clear()
     yield
     libraries.find_library.cache_clear()

@@ -18,8 +18,8 @@ from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library, pread_address
+from gpushard.fused.placer import Loops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
-from gpushard.fused.runner import BoxRunner, Loops
 from gpushard.fused.sink import FusedSink
 from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
@@ -100,7 +100,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     landings = [
         landing_of(part, out) for part, out in zip(plan.parts, outs, strict=True)
     ]
-    return FusedSink(host, BoxRunner(landings, chain, loops, source.room), landings)
+    return FusedSink(host, PlanPlacer(landings, chain, loops, source.room), landings)
 
 
 def _count(nbytes: int) -> None:

@@ -23,9 +23,7 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
 )
-from gpushard.fused.words import (
-    Decoder,
-)
+from gpushard.fused.words import Decoder
 
 # Parts of a box this far apart are read one by one: twice what another call costs.
 _APART_NBYTES = 2 * GAP_NBYTES

@@ -21,13 +21,7 @@ from gpushard.fetching.index_room import most_indexes
 from gpushard.fetching.job import Job
 from gpushard.fused.boxes import Landing, are_too_many
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import (
-    END,
-    FIRST_LENGTH,
-    HIGH,
-    LENGTH,
-    LOW,
-)
+from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
 from gpushard.fused.files import (
     FileBoxes,
     spanned_nbytes,
@@ -36,7 +30,7 @@ from gpushard.fused.files import (
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import ChunkUse, KeptBoxes, are_kept_at_once, kept_boxes
-from gpushard.fused.runner import BoxRunner
+from gpushard.fused.placer import PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
@@ -60,7 +54,7 @@ class DirectRead:
 
     Parameters
     ----------
-    runner, landing, cells, job
+    placer, landing, cells, job
         The loops, the output of the selection, its axes, and the job to read.
     store
         The job's store.
@@ -73,22 +67,22 @@ class DirectRead:
 
     def __init__(
         self,
-        runner: BoxRunner,
+        placer: PlanPlacer,
         landing: Landing,
         cells: Sequence[AxisCells],
         job: Job,
         store: LocalStore,
     ) -> None:
-        self._runner = runner
+        self._placer = placer
         self._job = job
         self._store = store
         self._part = landing.part
         source = job.source
         self._cells = cells
-        self._use = ChunkUse(prod(landing.extents), _reach_of(cells, runner, landing))
+        self._use = ChunkUse(prod(landing.extents), _reach_of(cells, placer, landing))
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
-        self._fill = little_fill(source, runner.chain.chunk_nbytes)
-        self._plan = runner.planner(landing.address, address_of(self._fill), source)
+        self._fill = little_fill(source, placer.chain.chunk_nbytes)
+        self._plan = placer.planner(landing.address, address_of(self._fill), source)
         # If no axis is taken by an index array, each inner chunk has a single box.
         self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
@@ -128,7 +122,7 @@ class DirectRead:
         cell = _columns_at(_first_cells(self._cells), at)
         count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
         count *= is_open[:, None]
-        n_wanted, chunk_us = self._job.plan.n_chunks, self._runner.chain.chunk_us
+        n_wanted, chunk_us = self._job.plan.n_chunks, self._placer.chain.chunk_us
         is_at_once = are_kept_at_once(source, self._use, n_wanted, chunk_us)
         weight = SPENT_ENOUGH if is_at_once else SPENT_WHOLE
         for ranges in _slabs(cell, count):
@@ -175,12 +169,12 @@ class DirectRead:
         finish: Callable[[FileBoxes], None],
     ) -> FileBoxes:
         """Boxes with their shares; those that need a larger window are left over."""
-        source, chunk_nbytes = self._job.source, self._runner.chain.chunk_nbytes
+        source, chunk_nbytes = self._job.source, self._placer.chain.chunk_nbytes
         spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
         spanned = min(spanned, source.room.most_window_nbytes)
         firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
         return FileBoxes(
-            self._runner,
+            self._placer,
             handles,
             boxes,
             Shares.of(boxes, chunk_nbytes, n_workers, firsts),
@@ -266,12 +260,12 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
             yield np.stack([cell + offset, length])
 
 
-def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | None:
+def direct_read(placer: PlanPlacer, landing: Landing, job: Job) -> DirectRead | None:
     """Read of one selection in compiled loops; None if they cannot do all of it.
 
     A job has a lower memory limit than its array, by what its columns and indexes take.
     """
-    source, chain = job.source, runner.chain
+    source, chain = job.source, placer.chain
     if (
         chain.planned_files is None
         or job.tally.is_wanted
@@ -284,12 +278,12 @@ def direct_read(runner: BoxRunner, landing: Landing, job: Job) -> DirectRead | N
         n_cells = cells[axis].columns.shape[1]
         if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
-    return DirectRead(runner, landing, cells, job, chain.planned_files)
+    return DirectRead(placer, landing, cells, job, chain.planned_files)
 
 
-def _reach_of(cells: Sequence[AxisCells], runner: BoxRunner, landing: Landing) -> int:
+def _reach_of(cells: Sequence[AxisCells], placer: PlanPlacer, landing: Landing) -> int:
     """Distance in bytes from the first to the last element taken of an inner chunk."""
-    strides = zip(runner.chain.strides, landing.steps, strict=False)
+    strides = zip(placer.chain.strides, landing.steps, strict=False)
     return sum(
         (int(axis.columns[LENGTH].max(initial=1)) - 1) * stride * step
         for axis, (stride, step) in zip(cells, strides, strict=True)

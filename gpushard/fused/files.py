@@ -27,12 +27,10 @@ from gpushard.fused.columns import (
     NBYTES,
     SOURCE,
 )
-from gpushard.fused.runner import BoxPlacer, BoxRunner
+from gpushard.fused.placer import BoxPlacer, PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import WINDOW_NBYTES
-from gpushard.fused.words import (
-    Opener,
-)
+from gpushard.fused.words import Opener
 from gpushard.options import ReadOptions
 from gpushard.placing.place import HostSink
 from gpushard.selecting.numbering import distinct
@@ -138,7 +136,7 @@ class FileReader:
 
     Attributes
     ----------
-    store, runner, host, job, ranged
+    store, placer, host, job, ranged
         Store of the files; the loops; the sink for inner chunks that the loops refuse;
         the job; the wanted inner chunks with their requests.
     columns
@@ -150,7 +148,7 @@ class FileReader:
     """
 
     store: LocalStore
-    runner: BoxRunner
+    placer: PlanPlacer
     host: HostSink
     job: Job
     ranged: RangedBlock
@@ -192,10 +190,10 @@ class FileReader:
         files[list(opened)] = [handle.fd for handle in opened.values()]
         columns[:, FILE] = files[block.shard[self.row[first:last]]]
         return FileBoxes(
-            self.runner,
+            self.placer,
             list(opened.values()),
             columns,
-            Shares.of(columns, self.runner.chain.chunk_nbytes, n_workers),
+            Shares.of(columns, self.placer.chain.chunk_nbytes, n_workers),
             window_nbytes(self.job.source.options, widest_nbytes(columns)),
             partial(self._finish, requests, done),
         )
@@ -233,18 +231,18 @@ class FileReader:
 
 
 def file_reader(
-    runner: BoxRunner, host: HostSink, job: Job, ranged: RangedBlock
+    placer: PlanPlacer, host: HostSink, job: Job, ranged: RangedBlock
 ) -> FileReader | None:
     """Reader of a block whose objects lie in local files; None if they do not.
 
     Each job is asked: of an array in files, some objects are fetched whole before.
     """
     source = job.source
-    store = runner.chain.files
+    store = placer.chain.files
     if store is None or source.is_held:
         return None
     requests = ranged.requests
-    cut = runner.cut(ranged.block, requests.order)
+    cut = placer.cut(ranged.block, requests.order)
     if cut is None:
         return None
     columns, nth = cut
@@ -259,7 +257,7 @@ def file_reader(
     if widest_nbytes(columns) > source.room.most_window_nbytes:
         return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
-    return FileReader(store, runner, host, job, ranged, columns, row, bounds)
+    return FileReader(store, placer, host, job, ranged, columns, row, bounds)
 
 
 def window_nbytes(options: ReadOptions, widest: int) -> int:

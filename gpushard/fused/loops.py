@@ -39,9 +39,7 @@ from gpushard.fused.copies import (
     next_line,
 )
 from gpushard.fused.decoding import decode, decode_to_keep
-from gpushard.fused.words import (
-    Decoder,
-)
+from gpushard.fused.words import Decoder
 
 
 @calls.inner

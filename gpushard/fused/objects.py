@@ -11,11 +11,7 @@ from typing import Any
 from gpushard.fused import calls
 from gpushard.fused.columns import ENTRY, FILE, HIGH, LOW, NBYTES, NO_FILE
 from gpushard.fused.loops import place_boxes
-from gpushard.fused.words import (
-    STATUS_NBYTES,
-    Decoder,
-    Opener,
-)
+from gpushard.fused.words import STATUS_NBYTES, Decoder, Opener
 
 # Linux numbers this system call alike on all machines (openat2(2), struct open_how).
 _OPENAT2, _HOW_NBYTES = 437, 24

@@ -24,16 +24,10 @@ from gpushard.fused.columns import (
     laying_words,
 )
 from gpushard.fused.files import window_nbytes
-from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, Loops
 from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.thread_memory import address_of
-from gpushard.fused.words import (
-    READ_AXES,
-    READ_BOX,
-    WORDS,
-    Decoder,
-    PlanParameters,
-)
+from gpushard.fused.words import READ_AXES, READ_BOX, WORDS, Decoder, PlanParameters
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.selecting.selection import Ints

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from gpushard.fused.cells import index_stride
 from gpushard.fused.libraries import FileCalls, file_calls
 from gpushard.fused.thread_memory import address_of
-from gpushard.fused.words import (
-    Opener,
-)
+from gpushard.fused.words import Opener
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key

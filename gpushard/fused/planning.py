@@ -49,9 +49,7 @@ from gpushard.fused.columns import (
     STEP,
     TARGET,
 )
-from gpushard.fused.words import (
-    PlanParameters,
-)
+from gpushard.fused.words import PlanParameters
 from gpushard.planning.index import CORRUPT, MISSING
 
 sorting_words = calls.inner(columns.sorting_words)

@@ -16,7 +16,7 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
 )
-from gpushard.fused.runner import Bools, BoxPlacer, Loops
+from gpushard.fused.placer import Bools, BoxPlacer, Loops
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.selecting.selection import Ints

@@ -32,7 +32,7 @@ from gpushard.fused.files import (
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.runner import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, Loops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import (
     Coordinate,

@@ -36,13 +36,11 @@ from gpushard.fused.opening import (
     Opening,
     fits_memory,
 )
-from gpushard.fused.runner import Bools, BoxPlacer, Loops
+from gpushard.fused.placer import Bools, BoxPlacer, Loops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import grid_of, lay_over
 from gpushard.fused.thread_memory import address_of
-from gpushard.fused.words import (
-    Opener,
-)
+from gpushard.fused.words import Opener
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
 from gpushard.workers import run_tasks

@@ -18,7 +18,7 @@ from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import direct_read
 from gpushard.fused.files import file_reader
 from gpushard.fused.filling import little_fill
-from gpushard.fused.runner import Bools, BoxRunner
+from gpushard.fused.placer import Bools, PlanPlacer
 from gpushard.fused.thread_memory import address_of
 from gpushard.fused.unsharded import object_read
 from gpushard.placing.place import HostSink
@@ -37,32 +37,32 @@ class FusedSink:
     ----------
     host
         The sink for what the loops cannot decode.
-    runner
+    placer
         The loops, with the state of this read.
     landings
         The parts of the plan, with the output of each.
     """
 
-    def __init__(self, host: HostSink, runner: BoxRunner, landings: Landings) -> None:
+    def __init__(self, host: HostSink, placer: PlanPlacer, landings: Landings) -> None:
         self._host = host
-        self._runner = runner
+        self._placer = placer
         self._landings = landings
         self.fetch = host.fetch
         self.batch_nbytes = self.batch_cut = None
 
     def job_reader(self, job: Job) -> JobReader | None:
         """Reader of a job from local files, if the loops can do all of it."""
-        job.tally.note(loops=self._runner.library_name)
+        job.tally.note(loops=self._placer.library_name)
         if not job.source.layout.levels:
-            return object_read(self._runner, self._host, job)
+            return object_read(self._placer, self._host, job)
         first, *others = self._landings
         if others or not isinstance(first, Landing):
             return None
-        return direct_read(self._runner, first, job)
+        return direct_read(self._placer, first, job)
 
     def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """Reader of requests to local files; None if the objects lie elsewhere."""
-        return file_reader(self._runner, self._host, job, ranged)
+        return file_reader(self._placer, self._host, job, ranged)
 
     def place_kept(
         self, job: Job, block: ShardBlock, rows: Ints, kept: CacheSlots
@@ -74,7 +74,7 @@ class FusedSink:
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
         """Write the fill value where the missing inner chunks `rows` land."""
         # Larger inner chunks are filled one by one.
-        chunk = little_fill(job.source, self._runner.chain.chunk_nbytes)
+        chunk = little_fill(job.source, self._placer.chain.chunk_nbytes)
         if chunk is not None:
             addresses = np.full(len(rows), address_of(chunk))
             if self._copy(block, rows, addresses):
@@ -115,17 +115,17 @@ class FusedSink:
 
     def _copy(self, block: ShardBlock, rows: Ints, addresses: Ints) -> bool:
         """Whether inner chunks could be copied from decoded ones at `addresses`."""
-        cut = self._runner.cut(block, rows)
+        cut = self._placer.cut(block, rows)
         if cut is None:
             return False
         columns, row = cut
         columns[:, SOURCE], columns[:, NBYTES] = addresses[row], 0
         columns[:, FILE] = FILLED
-        return bool(self._runner.run(columns).all())
+        return bool(self._placer.run(columns).all())
 
     def _place_rows(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each row was placed; `base`: address of byte 0 of its object."""
-        cut = self._runner.cut(ranged.block, rows)
+        cut = self._placer.cut(ranged.block, rows)
         if cut is None:
             return np.zeros(len(rows), np.bool_)
         columns, row = cut
@@ -136,5 +136,5 @@ class FusedSink:
         columns[:, NBYTES] = (located.stop[rows] - start)[row]
         columns[:, FILE] = NO_FILE
         is_placed = np.ones(len(rows), np.bool_)
-        is_placed[row[~self._runner.run(columns)]] = False
+        is_placed[row[~self._placer.run(columns)]] = False
         return is_placed

@@ -15,15 +15,7 @@ import numpy as np
 
 from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.pieces import most_merged
-from gpushard.fused.columns import (
-    ENTRY,
-    FILE,
-    KEEP,
-    LOW,
-    NBYTES,
-    NO_FILE,
-    SOURCE,
-)
+from gpushard.fused.columns import ENTRY, FILE, KEEP, LOW, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.files import FileBoxes, window_nbytes
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
@@ -33,7 +25,7 @@ from gpushard.fused.opening import (
     Opening,
     fits_memory,
 )
-from gpushard.fused.runner import Bools, BoxRunner
+from gpushard.fused.placer import Bools, PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock
@@ -50,7 +42,7 @@ class ObjectRead:
 
     Parameters
     ----------
-    runner, host, job
+    placer, host, job
         The loops, the sink that fills what is missing, and the job to read.
     files, root
         The job's files, and their store's directory, open.
@@ -58,13 +50,13 @@ class ObjectRead:
 
     def __init__(
         self,
-        runner: BoxRunner,
+        placer: PlanPlacer,
         host: HostSink,
         job: Job,
         files: ObjectFiles,
         root: FileHandle,
     ) -> None:
-        self._runner = runner
+        self._placer = placer
         self._host = host
         self._job = job
         self._files = files
@@ -103,12 +95,12 @@ class ObjectRead:
         for task in self._tasks_of(block, 1):
             task()
         microseconds = 1e6 * (perf_counter() - started) / len(block.shard_coords)
-        return microseconds - self._runner.chain.chunk_us > SLOW_US
+        return microseconds - self._placer.chain.chunk_us > SLOW_US
 
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
         if not block.n_chunks:
             return
-        cut = self._runner.cut(block, np.arange(block.n_chunks))
+        cut = self._placer.cut(block, np.arange(block.n_chunks))
         if cut is None:
             self._left.append(block)
             return
@@ -117,10 +109,10 @@ class ObjectRead:
             boxes[:, column] = 0
         boxes[:, FILE], boxes[:, ENTRY] = NO_FILE, block.shard[row]
         boxes[:, LOW] = (block.shard_coords @ self._files.strides)[boxes[:, ENTRY]]
-        source, chain = self._job.source, self._runner.chain
+        source, chain = self._job.source, self._placer.chain
         opening = self._files.opening(self._root, len(boxes))
         reading = FileBoxes(
-            self._runner,
+            self._placer,
             [self._root],
             boxes,
             Shares.of(boxes, chain.chunk_nbytes, n_workers, most=MOST_AT_ONCE),
@@ -162,10 +154,10 @@ def _parts(block: ShardBlock, is_in_first: Bools) -> tuple[ShardBlock, ShardBloc
     return first, second
 
 
-def object_read(runner: BoxRunner, host: HostSink, job: Job) -> ObjectRead | None:
+def object_read(placer: PlanPlacer, host: HostSink, job: Job) -> ObjectRead | None:
     """Read of an unsharded array's files in the loops; None if they cannot do it."""
-    files = runner.chain.objects
+    files = placer.chain.objects
     if files is None or not fits_memory(job.source, files) or job.tally.is_wanted:
         return None
     root = files.store.open_root()
-    return None if root is None else ObjectRead(runner, host, job, files, root)
+    return None if root is None else ObjectRead(placer, host, job, files, root)

@@ -41,7 +41,7 @@ from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, WriteOptions, source, stored
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.fetching import job
-from gpushard.fused import runner, shares
+from gpushard.fused import placer, shares
 from gpushard.placing import outputs
 from gpushard.stores import handles
 from tiny_bounds import tiny_bounds
@@ -58,7 +58,7 @@ _BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (source, "_LEAST_KEPT_NBYTES", 50),
     (source, "_LEAST_KEPT_FAST_NBYTES", 50),
     (stored, "_DIVISIBLE_NBYTES", 300),
-    (runner, "LARGE_NBYTES", 2000),
+    (placer, "LARGE_NBYTES", 2000),
     (outputs, "LARGE_NBYTES", 2000),
 )
 _pool = ThreadPoolExecutor(4)

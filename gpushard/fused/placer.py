@@ -238,7 +238,7 @@ class BoxPlacer:
         return _ThreadWords(decoder, (*held, _memory.held))
 
 
-class BoxRunner(BoxPlacer):
+class PlanPlacer(BoxPlacer):
     """Cuts a plan's inner chunks into boxes, and places them as `BoxPlacer` does.
 
     Parameters
