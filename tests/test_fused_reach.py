@@ -102,7 +102,7 @@ def test_an_inner_chunk_is_shared_with_the_next_box_of_the_same_place_and_file()
     assert not shared(FIRST, (4, 100, 200))
 
 
-def wanted(*boxes, kind=ZSTD, end=None, shuffled=0):
+def wanted(*boxes, kind=ZSTD, end=None, shuffle_itemsize=0):
     """Bytes to decode for the first of boxes, given as (place, part, offset, length).
 
     The inner chunk has 1000 bytes. Wanted elements, of 4 bytes each, are neighbours in
@@ -110,7 +110,9 @@ def wanted(*boxes, kind=ZSTD, end=None, shuffled=0):
     """
     columns = np.zeros((len(boxes), FIRST_LENGTH + 1), np.int64)
     columns[:, [SOURCE, PART, OFFSET, FIRST_LENGTH]] = boxes
-    d = SimpleNamespace(kind=kind, chunk_nbytes=1000, itemsize=4, shuffled=shuffled)
+    d = SimpleNamespace(
+        kind=kind, chunk_nbytes=1000, itemsize=4, shuffle_itemsize=shuffle_itemsize
+    )
     strides = np.array([[[4], [40]], [[8], [8]]])
     return loops._wanted.py_func(d, columns, 0, end or len(boxes), strides)
 
@@ -131,7 +133,7 @@ def test_decoding_reaches_from_the_first_to_the_end_of_the_last_wanted_byte(kind
 def test_all_is_decoded_where_parts_are_not_or_would_cost_more():
     for kind in (RAW, LZ4, INFLATE, LIBDEFLATE):
         assert wanted((7, 0, 512, 1), kind=kind) == (0, 1000)
-    assert wanted((7, 0, 512, 1), kind=ZSTD, shuffled=4) == (0, 1000)
+    assert wanted((7, 0, 512, 1), kind=ZSTD, shuffle_itemsize=4) == (0, 1000)
     assert wanted((7, 0, 100, 125), kind=BLOSC) == (100, 600)
     assert wanted((7, 0, 100, 126), kind=BLOSC) == (0, 1000)
     assert wanted((7, 0, 100, 126)) == (100, 604)

@@ -59,7 +59,7 @@ def test_elements_of_any_size_are_put_together(compressor, element_nbytes, seen)
     a = opened([shuffle, *COMPRESSORS[compressor]])
     chain = fused_chain(a.source)
     assert chain is not None
-    assert chain.shuffled == element_nbytes
+    assert chain.shuffle_itemsize == element_nbytes
     assert_same_bits(a[...], VALUES)
     assert_same_bits(a[::-3, 5:20:2], VALUES[::-3, 5:20:2])
     # One row of an inner chunk, of which all is decoded.
@@ -72,7 +72,7 @@ def test_single_bytes_are_in_their_own_order(seen):
     a = opened([codec("numcodecs.shuffle", elementsize=1), ZSTD])
     chain = fused_chain(a.source)
     assert chain is not None
-    assert chain.shuffled == 0
+    assert chain.shuffle_itemsize == 0
     assert_same_bits(a[...], VALUES)
     assert_all_fused(seen)
 

@@ -94,7 +94,7 @@ class FusedChain:
         Store of the array, if the loops can read its shards as files; else None.
     planned_files
         The same, if they can also plan such reads; else None.
-    shuffled
+    shuffle_itemsize
         Bytes of an element if a byte shuffle (`numcodecs.shuffle`) precedes the
         compressor, or 0.
     objects
@@ -111,7 +111,7 @@ class FusedChain:
     pace: Pace
     files: LocalStore | None = None
     planned_files: LocalStore | None = None
-    shuffled: int = 0
+    shuffle_itemsize: int = 0
     objects: ObjectFiles | None = None
 
     def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
@@ -140,7 +140,7 @@ class FusedChain:
         Of Blosc, the library holds some blocks; shuffled bytes are put together from a
         copy.
         """
-        return self.kind != BLOSC and not self.shuffled
+        return self.kind != BLOSC and not self.shuffle_itemsize
 
     @property
     def out_itemsize(self) -> int:
@@ -201,7 +201,7 @@ def _find_chain(source: Source) -> FusedChain | None:
         pace,
         files,
         files if _is_plannable(source) else None,
-        stream.shuffled,
+        stream.shuffle_itemsize,
         object_files(source),
     )
 
@@ -211,7 +211,7 @@ class _Stream(NamedTuple):
 
     kind: int
     has_crc: bool
-    shuffled: int
+    shuffle_itemsize: int
 
 
 def _stream_of(codecs: Sequence[BytesCodec], nbytes: int) -> _Stream | None:
@@ -220,13 +220,13 @@ def _stream_of(codecs: Sequence[BytesCodec], nbytes: int) -> _Stream | None:
     has_crc = names[-1:] == [_CRC32C]
     if has_crc:
         names.pop()
-    shuffled = codecs[0].shuffled if len(names) > 1 else 0
-    if shuffled:
+    itemsize = codecs[0].shuffled if len(names) > 1 else 0
+    if itemsize:
         del names[0]
     kind = RAW if not names else _KINDS.get(names[0])
-    if kind is None or len(names) > 1 or nbytes % max(shuffled, 1):
+    if kind is None or len(names) > 1 or nbytes % max(itemsize, 1):
         return None
-    return _Stream(kind, has_crc, shuffled if shuffled > 1 else 0)
+    return _Stream(kind, has_crc, itemsize if itemsize > 1 else 0)
 
 
 def _files_of(source: Source) -> LocalStore | None:

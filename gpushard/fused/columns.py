@@ -46,8 +46,13 @@ CASTS = (
     ("bfloat16", "f4"),
 )
 
-# Memory for `place_boxes`: a column per axis (NumPy 2 allows 64), a row per use.
-WORK_ROWS, WORK_AXES = 5, 64
+# Rows of the memory that `place_boxes` works in, with a column per axis:
+# - WORK_LENGTH, WORK_INNER, WORK_OUTER: of the axes that `merge_axes` left, the number
+#   of runs, and the bytes between them in the inner chunk and in the output.
+# - WORK_AT: the run along each of these axes that a copy has come to.
+# - WORK_WINDOW: what the window has: a file, and start and stop of a range of it.
+WORK_LENGTH, WORK_INNER, WORK_OUTER, WORK_AT, WORK_WINDOW = range(5)
+WORK_ROWS, WORK_AXES = 5, 64  # NumPy 2 allows 64 axes
 
 # Rows of a cell along an axis (`gpushard.fused.cells`).
 ORDINAL, INNER, OUTER, LENGTH, LIST = range(5)

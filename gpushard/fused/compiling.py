@@ -20,6 +20,7 @@ from gpushard.fused.columns import (
     SHARD_COLUMNS,
     WORK_AXES,
     WORK_ROWS,
+    WORK_WINDOW,
 )
 from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.objects import place_objects
@@ -78,7 +79,7 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
     is_placed = calls.bools(calls.word(at, 7), (n,))
     n_shares = calls.word(at, 9)
     if n_shares == 0:
-        work[4, 0] = NO_FILE
+        work[WORK_WINDOW, 0] = NO_FILE
         place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
     else:
         cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
@@ -124,10 +125,11 @@ def _plan(at: int, base: int, strides: Any, boxes: Any) -> int:
 
 
 def compiled(stamp: int, *, keeps: bool) -> Compiled:
-    """Compile the function; if `keeps`, numba stores it for others with this `stamp`.
+    """Compile the function, which takes the address of words (`gpushard.fused.words`).
 
-    The function takes the address of int64 words, as `gpushard.fused.loading` packs
-    them.
+    If `keeps`, numba stores it for other processes. It looks only at this module to see
+    whether what it has stored is stale, and at the values that the function refers to.
+    One of these is the `stamp`, which changes with the other modules.
     """
 
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
@@ -142,7 +144,8 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         if task == POLL:
             return poll(_poll(at + 8 * WORDS))
         n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
-        base = at if task in (READ_BOX, READ_AXES) else 0
+        is_read = task in (READ_BOX, READ_AXES)
+        base = at if is_read else 0
         shape = 2, calls.word(at, 2), n_axes
         strides = calls.ints(base + calls.word(at, 1), shape)
         first = calls.word(at, 4)
@@ -160,7 +163,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
             boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
             at += 8 * (WORDS + _N_PLANNED)
         _place(at, strides, boxes)
-        return _are_placed(at, n_boxes) if base else stamp
+        return _are_placed(at, n_boxes) if is_read else stamp
 
     return Compiled(
         gpushard_loops.address or 0,

@@ -22,6 +22,10 @@ from gpushard.fused.columns import (
     PART,
     SOURCE,
     TARGET,
+    WORK_AT,
+    WORK_INNER,
+    WORK_LENGTH,
+    WORK_OUTER,
 )
 from gpushard.fused.words import Decoder
 
@@ -52,8 +56,8 @@ def is_shared(boxes: Any, i: int, stop: int) -> bool:
 def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]:
     """Contiguous run of a box in bytes, and the number of axes that remain around it.
 
-    The remaining axes are written to `work`, the innermost first: length, stride in the
-    inner chunk, stride in the output. The axis of a list is not among them.
+    The remaining axes are written to `work` (see `columns.WORK_LENGTH`), the innermost
+    first. The axis of a list is not among them.
     """
     part = box[PART]
     listed = calls.word(box[LISTED], LIST_AXIS) if box[LISTED] else -1
@@ -68,12 +72,13 @@ def merge_axes(d: Decoder, box: Any, strides: Any, work: Any) -> tuple[int, int]
             out_run *= length
         elif (
             n > 0
-            and inner == work[1, n - 1] * work[0, n - 1]
-            and outer == work[2, n - 1] * work[0, n - 1]
+            and inner == work[WORK_INNER, n - 1] * work[WORK_LENGTH, n - 1]
+            and outer == work[WORK_OUTER, n - 1] * work[WORK_LENGTH, n - 1]
         ):
-            work[0, n - 1] *= length
+            work[WORK_LENGTH, n - 1] *= length
         else:
-            work[0, n], work[1, n], work[2, n], work[3, n] = length, inner, outer, 0
+            work[WORK_LENGTH, n], work[WORK_AT, n] = length, 0
+            work[WORK_INNER, n], work[WORK_OUTER, n] = inner, outer
             n += 1
     return run, n
 
@@ -86,13 +91,13 @@ def far_axis(run: int, n_axes: int, work: Any) -> tuple[int, int]:
     """
     nbytes = run
     for axis in range(n_axes):
-        if work[1, axis] - nbytes > _APART_NBYTES:
+        if work[WORK_INNER, axis] - nbytes > _APART_NBYTES:
             for outer in range(axis + 1, n_axes):
                 # In a transposed inner chunk, the bytes between are wanted, too.
-                if work[1, outer] < work[1, axis]:
+                if work[WORK_INNER, outer] < work[WORK_INNER, axis]:
                     return 0, 0
             return axis, nbytes
-        nbytes += (work[0, axis] - 1) * work[1, axis]
+        nbytes += (work[WORK_LENGTH, axis] - 1) * work[WORK_INNER, axis]
     return 0, 0
 
 
@@ -129,7 +134,7 @@ def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
 @calls.inner
 def _copy_words(target: int, source: int, run: int, line: Any) -> None:
     """Like `_copy_line`, for runs of 1, 2, 4 or 8 bytes."""
-    n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
+    n, inner, outer = line[WORK_LENGTH, 0], line[WORK_INNER, 0], line[WORK_OUTER, 0]
     if run == 4:
         for k in range(n):
             calls.copy_32(target + k * outer, source + k * inner)
@@ -147,7 +152,7 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
 @calls.inner
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
     """Copy the runs along the innermost remaining axis."""
-    n, inner, outer = line[0, 0], line[1, 0], line[2, 0]
+    n, inner, outer = line[WORK_LENGTH, 0], line[WORK_INNER, 0], line[WORK_OUTER, 0]
     if d.writes_past_cache and d.change == COPY and (run | target | outer) & 63 == 0:
         for k in range(n):
             to, at = target + k * outer, source + k * inner
@@ -187,14 +192,14 @@ def next_line(
     """
     axis, n_axes = axes
     while axis < n_axes:
-        source += work[1, axis]
-        target += work[2, axis]
-        work[3, axis] += 1
-        if work[3, axis] < work[0, axis]:
+        source += work[WORK_INNER, axis]
+        target += work[WORK_OUTER, axis]
+        work[WORK_AT, axis] += 1
+        if work[WORK_AT, axis] < work[WORK_LENGTH, axis]:
             return target, source, False
-        source -= work[1, axis] * work[0, axis]
-        target -= work[2, axis] * work[0, axis]
-        work[3, axis] = 0
+        source -= work[WORK_INNER, axis] * work[WORK_LENGTH, axis]
+        target -= work[WORK_OUTER, axis] * work[WORK_LENGTH, axis]
+        work[WORK_AT, axis] = 0
         axis += 1
     return target, source, True
 

@@ -26,12 +26,12 @@ def decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> in
 
     Bytes outside the range `wanted` may be missing.
     """
-    if not d.shuffled:
+    if not d.shuffle_itemsize:
         return _decode_stream(d, source, nbytes, target, wanted)
     planes = _decode_stream(d, source, nbytes, d.planes, (0, d.chunk_nbytes))
     if planes == 0:
         return 0
-    _unshuffle(planes, target, d.chunk_nbytes, d.shuffled)
+    _unshuffle(planes, target, d.chunk_nbytes, d.shuffle_itemsize)
     return target
 
 

@@ -28,6 +28,10 @@ from gpushard.fused.columns import (
     RAW,
     SOURCE,
     TARGET,
+    WORK_INNER,
+    WORK_LENGTH,
+    WORK_OUTER,
+    WORK_WINDOW,
     ZSTD,
 )
 from gpushard.fused.copies import (
@@ -70,7 +74,7 @@ def _reach(boxes: Any, at: tuple[int, int], most: int) -> int:
 def _read_ahead(d: Decoder, boxes: Any, at: tuple[int, int], held: Any) -> bool:
     """Read the bytes of a box's inner chunk into the window; False if that failed.
 
-    `at` is as for `_reach`. `held` is what the window has: a file, and a range of it.
+    `at` is as for `_reach`, and `held` is the row `WORK_WINDOW`.
     """
     box = boxes[at[0]]
     low, high = box[LOW], box[HIGH]
@@ -88,10 +92,11 @@ def _read_ahead(d: Decoder, boxes: Any, at: tuple[int, int], held: Any) -> bool:
 def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
     """Read plain elements that lie far apart, each run directly to its place."""
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
+    inner, outer = work[WORK_INNER, 0], work[WORK_OUTER, 0]
     is_done = False
     while not is_done:
-        for k in range(work[0, 0]):
-            place, at = target + k * work[2, 0], source + k * work[1, 0]
+        for k in range(work[WORK_LENGTH, 0]):
+            place, at = target + k * outer, source + k * inner
             if _read_at(d, box[FILE], place, run, at) != run:
                 return False
         target, source, is_done = next_line(target, source, (1, n_axes), work)
@@ -106,7 +111,7 @@ def _read_slabs(
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
     run, n_axes = left
     axis, nbytes = far
-    work[4, 0] = NO_FILE  # the window no longer has what `work` says
+    work[WORK_WINDOW, 0] = NO_FILE  # the window no longer has what `work` says
     is_done = False
     while not is_done:
         if _read_at(d, box[FILE], d.window, nbytes, source) != nbytes:
@@ -119,7 +124,7 @@ def _read_slabs(
 @calls.inner
 def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[int, int]:
     """Range of decoded bytes that a box and all boxes of its inner chunk need."""
-    if d.kind not in (BLOSC, ZSTD) or d.shuffled:
+    if d.kind not in (BLOSC, ZSTD) or d.shuffle_itemsize:
         return 0, d.chunk_nbytes
     low, high = d.chunk_nbytes, 0
     # In another file, the same place has another inner chunk.
@@ -226,7 +231,7 @@ def place_shares(
     time; and about how many boxes to place before returning.
     """
     cuts, counter, most = shares
-    work[4, 0] = NO_FILE
+    work[WORK_WINDOW, 0] = NO_FILE
     n = 0
     while n < most:
         share = calls.claim(counter)
@@ -251,10 +256,9 @@ def place_boxes(
     `boxes` is int64, shape (n_boxes, FIRST_LENGTH + n_axes). `strides` has the bytes
     between wanted neighbours in the inner chunk and in each output, int64, shape
     (2, n_parts, n_axes). `work` is memory to work in, int64, shape (WORK_ROWS,
-    WORK_AXES), whose row 4 describes the window. `share` is the first box and the end
-    of those to place, for which alone `is_placed`, bool, shape (n_boxes,), is set. If a
-    box is placed without decoding to where its inner chunk should be kept, its `KEEP`
-    is set to 0.
+    WORK_AXES). `share` is the first box and the end of those to place, for which alone
+    `is_placed`, bool, shape (n_boxes,), is set. If a box is placed without decoding to
+    where its inner chunk should be kept, its `KEEP` is set to 0.
     """
     is_raw = d.kind == RAW and not d.has_crc
     is_plain = is_raw and d.change == COPY
@@ -278,8 +282,8 @@ def place_boxes(
             address = source
             if file >= 0:
                 # Address that byte 0 of the inner chunk would have in the window.
-                is_there = _read_ahead(d, boxes, (i, stop), work[4])
-                address = d.window + source - work[4, 1] if is_there else 0
+                is_there = _read_ahead(d, boxes, (i, stop), work[WORK_WINDOW])
+                address = d.window + source - work[WORK_WINDOW, 1] if is_there else 0
             is_whole = n_axes == 0 and run == d.chunk_nbytes and d.change == COPY
             is_only = not is_shared(boxes, i, stop)
             place = target if is_whole and is_only and not listed else d.scratch

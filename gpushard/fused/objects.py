@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.fused import calls
-from gpushard.fused.columns import ENTRY, FILE, HIGH, LOW, NBYTES, NO_FILE
+from gpushard.fused.columns import (
+    ENTRY,
+    FILE,
+    HIGH,
+    LOW,
+    NBYTES,
+    NO_FILE,
+    WORK_WINDOW,
+)
 from gpushard.fused.loops import place_boxes
 from gpushard.fused.words import STATUS_NBYTES, Decoder, Opener
 
@@ -123,7 +131,7 @@ def _place_object(
                 for k in range(first, stop):
                     is_placed[k] = False
     calls.call_close(o.close, (fd,))
-    work[4, 0] = NO_FILE  # the next file may get the same descriptor
+    work[WORK_WINDOW, 0] = NO_FILE  # the next file may get the same descriptor
 
 
 @calls.inner
@@ -141,7 +149,7 @@ def place_objects(
     is missing, not regular, too large or written to meanwhile are not placed.
     """
     cuts, counter, most = shares
-    work[4, 0] = NO_FILE
+    work[WORK_WINDOW, 0] = NO_FILE
     n = 0
     while n < most:
         share = calls.claim(counter)

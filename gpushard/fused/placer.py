@@ -204,7 +204,7 @@ class BoxPlacer:
         # This object holds the memory: the loops have only addresses.
         if chain.kind != BLOSC:
             widest = BUFFERS_NBYTES if library.part else 0
-        planes_nbytes = chain.chunk_nbytes if chain.shuffled else 0
+        planes_nbytes = chain.chunk_nbytes if chain.shuffle_itemsize else 0
         if not keeps:
             taken = window_nbytes + chain.chunk_nbytes + widest + planes_nbytes
             self._chunk_room.note_taken(taken)
@@ -232,7 +232,7 @@ class BoxPlacer:
             chain.out_itemsize,
             chain.change,
             self._streams,
-            chain.shuffled,
+            chain.shuffle_itemsize,
             held[-1].address if planes_nbytes else 0,
         )
         return _ThreadWords(decoder, (*held, _memory.held))

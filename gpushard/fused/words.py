@@ -87,7 +87,7 @@ class Decoder(NamedTuple):
         Change to elements: `COPY`, `BOOL`, the bytes to reverse (2, 4, 8), or a cast.
     writes_past_cache
         Whether rows that fill cache lines are written past the cache.
-    shuffled
+    shuffle_itemsize
         Bytes of an element if streams have the bytes of the same significance side by
         side, or 0.
     planes
@@ -111,7 +111,7 @@ class Decoder(NamedTuple):
     out_itemsize: int
     change: int
     writes_past_cache: int
-    shuffled: int
+    shuffle_itemsize: int
     planes: int
 
 

@@ -17,7 +17,7 @@ from gpushard.fused import calls
 _MAGIC = 0xFD2FB528
 _RLE_BLOCK = 1
 _LEAST_NBYTES = 9  # a header without window or size, and a block header
-_UNTOLD = -1  # libzstd takes this 8-byte size as no size
+_NO_SIZE = -1  # libzstd takes this 8-byte size as no size
 # zstd_decompress.c, ZSTD_MAXWINDOWSIZE_DEFAULT: the largest window of a stream.
 _WINDOW_MAX_NBYTES = (1 << 27) + 1
 _BLOCK_NBYTES = libzstd.BLOCK_NBYTES
@@ -37,10 +37,10 @@ def is_one_frame(source: int, nbytes: int) -> bool:
     stop = nbytes - 4 * has_checksum
     if blocks > stop:
         return False
-    is_told = size_nbytes and not (
-        size_nbytes == 8 and calls.load_64(source + blocks - 8) == _UNTOLD
+    states_size = size_nbytes and not (
+        size_nbytes == 8 and calls.load_64(source + blocks - 8) == _NO_SIZE
     )
-    if not is_told and (is_single or _window_nbytes(source) > _WINDOW_MAX_NBYTES):
+    if not states_size and (is_single or _window_nbytes(source) > _WINDOW_MAX_NBYTES):
         return False
     return _end_of_blocks(source, blocks, stop) == stop
 
@@ -63,7 +63,7 @@ def _first_block(source: int) -> tuple[int, int]:
 
 
 @calls.inner
-def _tells(source: int, nbytes: int) -> bool:
+def _states_size(source: int, nbytes: int) -> bool:
     """Whether a frame states that it decodes to `nbytes` bytes."""
     blocks, size_nbytes = _first_block(source)
     at = source + blocks - size_nbytes
@@ -106,7 +106,7 @@ def decode_first(library: Any, source: int, target: int, sizes: Any) -> bool:
     if (
         enough > expected - _BLOCK_NBYTES
         or calls.load_8(source + 4) & _HAS_CHECKSUM
-        or not _tells(source, expected)
+        or not _states_size(source, expected)
         or calls.call_reset(begin, (context,)) < 0
     ):
         return False
