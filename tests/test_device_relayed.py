@@ -32,8 +32,8 @@ from gpushard.devices import deciding, relayed, sink
 from gpushard.devices.choice import choose_chain
 from gpushard.devices.placement import Rates
 from gpushard.devices.relayed import BufferSet, Pieces, RelayState
-from gpushard.fused import choice, libraries
-from gpushard.fused.libraries import new_mutex
+from gpushard.fused import choice, system_calls
+from gpushard.fused.system_calls import new_mutex
 from gpushard.fused.thread_memory import address_of
 from gpushard.options import MIB
 from gpushard.selecting import expressions
@@ -280,7 +280,7 @@ def test_a_batch_is_relayed_though_no_thread_can_begin(tmp_path, device, monkeyp
         return errno.EAGAIN
 
     create = ctypes.cast(refuse, ctypes.c_void_p).value
-    calls = libraries.thread_calls()._replace(create=create)
+    calls = system_calls.thread_calls()._replace(create=create)
     monkeypatch.setattr("gpushard.fused.loading.thread_calls", lambda: calls)
     values = stored(tmp_path, CHAINS["zstd"])
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)

@@ -65,7 +65,7 @@ def library(request, without):
     found = libraries.find_library(GZIP)
     if found is None:
         pytest.skip(f"{request.param} is not installed on this system")
-    assert found.decoder == LIBRARIES[request.param]
+    assert found.kind == LIBRARIES[request.param]
     return request.param
 
 

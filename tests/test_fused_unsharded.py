@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import gpushard
 import selection_strategies as sts
-from gpushard.fused import libraries, opening, unsharded
+from gpushard.fused import opening, system_calls, unsharded
 from gpushard.stores.local import LocalStore
 from unsharded_cases import (
     CHAINS,
@@ -246,10 +246,10 @@ def test_that_loops_can_open_files_is_known_while_no_more_can_be_open():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        found = libraries.file_calls.__wrapped__()
+        found = system_calls.file_calls.__wrapped__()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert found == libraries.file_calls()
+    assert found == system_calls.file_calls()
 
 
 def test_files_that_take_long_are_left_to_those_who_wait_for_many(

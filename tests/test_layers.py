@@ -137,7 +137,7 @@ COMPILED = {
     "fused.compiling",
     "fused.copies",
     "fused.decoding",
-    "fused.frames",
+    "fused.blosc_frames",
     "fused.loops",
     "fused.lz4",
     "fused.objects",

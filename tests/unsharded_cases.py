@@ -18,10 +18,10 @@ from zarr.codecs import (
 )
 
 import gpushard
-from gpushard.fused import libraries, opening
+from gpushard.fused import opening, system_calls
 
 need_opened_files = pytest.mark.skipif(
-    libraries.file_calls() is None, reason="this system opens no files for the loops"
+    system_calls.file_calls() is None, reason="this system opens no files for the loops"
 )
 
 COMPILED = gpushard.Options(compile_nbytes=0, small_read_chunks=0)
@@ -85,10 +85,10 @@ def calls_replaced(monkeypatch):
     held = []
 
     def put(name, kind, wrapped):
-        plain = kind(getattr(libraries.file_calls(), name))
+        plain = kind(getattr(system_calls.file_calls(), name))
         held.append(kind(partial(wrapped, plain)))
         address = ctypes.cast(held[-1], ctypes.c_void_p).value
-        changed = libraries.file_calls()._replace(**{name: address})
+        changed = system_calls.file_calls()._replace(**{name: address})
         monkeypatch.setattr(opening, "file_calls", lambda: changed)
 
     return put

@@ -30,7 +30,7 @@ from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.job import Answer, Job
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.fused.choice import loaded_loops
-from gpushard.fused.libraries import usleep_address
+from gpushard.fused.system_calls import usleep_address
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.planning.blocks import ShardBlock

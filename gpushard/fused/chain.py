@@ -22,8 +22,8 @@ from gpushard.fused.columns import (
     ZLIB,
     ZSTD,
 )
-from gpushard.fused.libraries import pread_address
 from gpushard.fused.opening import ObjectFiles, object_files
+from gpushard.fused.system_calls import pread_address
 from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore, holds_plain_files

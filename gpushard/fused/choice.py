@@ -17,10 +17,11 @@ from gpushard.fetching.job import Sink
 from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.libraries import find_library, pread_address
+from gpushard.fused.libraries import find_library
 from gpushard.fused.placer import Loops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
 from gpushard.fused.sink import FusedSink
+from gpushard.fused.system_calls import pread_address
 from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan

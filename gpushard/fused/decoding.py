@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.fused import calls
+from gpushard.fused.blosc_frames import decode_frame
 from gpushard.fused.columns import BLOSC, INFLATE, LZ4, RAW, ZSTD
-from gpushard.fused.frames import decode_frame
 from gpushard.fused.lz4 import decode_lz4
 from gpushard.fused.words import Decoder
 from gpushard.fused.zstd_frames import decode_first, is_one_frame

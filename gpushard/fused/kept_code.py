@@ -38,7 +38,7 @@ SOURCES = (
     "fused/copies",
     "fused/decoding",
     "fused/elf",
-    "fused/frames",
+    "fused/blosc_frames",
     "fused/loops",
     "fused/lz4",
     "fused/objects",

@@ -8,14 +8,10 @@ program brought them.
 from __future__ import annotations
 
 import ctypes
-import errno
 import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.codecs import libblosc2, libdeflate, libzstd
 from gpushard.fused.columns import (
@@ -28,15 +24,12 @@ from gpushard.fused.columns import (
     ZLIB,
     ZSTD,
 )
+from gpushard.fused.system_calls import function_address
 
 # Only this version of the binary interface is known here: the name is the SONAME.
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
 _WBITS = {ZLIB: 15, GZIP: 31}
-# The number of a system call (openat2(2)).
-_OPENAT2 = 437
-# More than a `pthread_mutex_t` has anywhere: 40 bytes on Linux, or 48.
-_MUTEX_NBYTES = 128
 # Size of zlib.h's `z_stream` if pointers and long have 64 bits.
 _Z_STREAM_NBYTES = 112
 
@@ -48,9 +41,9 @@ class Library(NamedTuple):
     ----------
     name
         Name of the library in a report.
-    decoder
-        Kind of decoding in the loops.
-    function, reset, part
+    kind
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+    decode, reset, decode_part
         Addresses of functions: one decompresses, one readies a context for another
         stream, one decodes as much of a stream as it is given; 0 if there is none.
     make_context
@@ -58,10 +51,10 @@ class Library(NamedTuple):
     """
 
     name: str
-    decoder: int
-    function: int = 0
+    kind: int
+    decode: int = 0
     reset: int = 0
-    part: int = 0
+    decode_part: int = 0
     make_context: Callable[[], tuple[int, Any]] = lambda: (0, None)
 
 
@@ -74,79 +67,13 @@ def find_library(kind: int, *, is_large: bool = False) -> Library | None:
     if kind in (RAW, LZ4):
         return Library("a copy" if kind == RAW else "LZ4 of their own", kind)
     if kind == ZSTD:
-        return (is_large and _libzstd()) or _zstd()
+        return (is_large and _system_zstd()) or _wheel_zstd()
     if kind == BLOSC:
         return _blosc()
     return _libdeflate(kind) or _libz(kind)
 
 
-@cache
-def pread_address() -> int:
-    """Address of the C library's `pread` with 64-bit offsets; 0 if there is none."""
-    if ctypes.sizeof(ctypes.c_long) != 8:
-        return 0
-    return _address(ctypes.CDLL(None).pread)
-
-
-@cache
-def usleep_address() -> int:
-    """Address of the C library's `usleep`; 0 if there is none."""
-    return _address(getattr(ctypes.CDLL(None), "usleep", None))
-
-
-class FileCalls(NamedTuple):
-    """Addresses of the C library's functions that open and close files by path."""
-
-    syscall: int
-    statx: int
-    close: int
-    errno: int
-
-
-@cache
-def file_calls() -> FileCalls | None:
-    """Functions that open files as loops must; None if the system lacks one."""
-    lib = ctypes.CDLL(None, use_errno=True)
-    names = ("syscall", "statx", "close", "__errno_location")
-    if not pread_address() or not all(hasattr(lib, name) for name in names):
-        return None
-    # Older kernels, and sandboxes, do not have openat2. Where it is, it refuses a
-    # `struct open_how` of no bytes before it looks at anything else.
-    lib.syscall(*map(ctypes.c_long, (_OPENAT2, 0, 0, 0, 0)))
-    if ctypes.get_errno() != errno.EINVAL:
-        return None
-    return FileCalls(*(_address(getattr(lib, name)) for name in names))
-
-
-class ThreadCalls(NamedTuple):
-    """Addresses of the system's functions for threads and mutexes (POSIX)."""
-
-    create: int
-    join: int
-    lock: int
-    unlock: int
-
-
-@cache
-def thread_calls() -> ThreadCalls:
-    """Functions by which loops begin threads of their own, and wait for them."""
-    lib = ctypes.CDLL(None)
-    names = ("create", "join", "mutex_lock", "mutex_unlock")
-    return ThreadCalls(*(_address(getattr(lib, f"pthread_{name}")) for name in names))
-
-
-def new_mutex() -> NDArray[np.uint8]:
-    """Memory of a mutex that nobody has, which must not move."""
-    memory = np.zeros(_MUTEX_NBYTES, np.uint8)
-    ctypes.CDLL(None).pthread_mutex_init(ctypes.c_void_p(memory.ctypes.data), None)
-    return memory
-
-
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-def _libzstd() -> Library | None:
+def _system_zstd() -> Library | None:
     lib = libzstd.find()
     if lib is None:
         return None
@@ -155,13 +82,13 @@ def _libzstd() -> Library | None:
         return _owned(libzstd.new_context(lib), lib.ZSTD_freeDCtx)
 
     name = f"{libzstd.label()} of the system"
-    reset, part = map(_address, libzstd.of_parts(lib) or (None, None))
+    reset, part = map(function_address, libzstd.of_parts(lib) or (None, None))
     return Library(
-        name, ZSTD, _address(lib.ZSTD_decompressDCtx), reset, part, make_context
+        name, ZSTD, function_address(lib.ZSTD_decompressDCtx), reset, part, make_context
     )
 
 
-def _zstd() -> Library | None:
+def _wheel_zstd() -> Library | None:
     try:
         from zstandard import backend_cffi
     except ImportError:  # zstandard is installed without cffi
@@ -187,7 +114,7 @@ def _blosc() -> Library | None:
     def make_context() -> tuple[int, Any]:
         return _owned(libblosc2.new_context(lib), lib.blosc2_free_ctx)
 
-    function = _address(lib.blosc2_decompress_ctx)
+    function = function_address(lib.blosc2_decompress_ctx)
     return Library("libblosc2", BLOSC, function, make_context=make_context)
 
 
@@ -203,7 +130,7 @@ def _libdeflate(kind: int) -> Library | None:
     wrapper = "gzip" if kind == GZIP else "zlib"
     function = getattr(lib, f"libdeflate_{wrapper}_decompress_ex")
     return Library(
-        "libdeflate", LIBDEFLATE, _address(function), make_context=make_context
+        "libdeflate", LIBDEFLATE, function_address(function), make_context=make_context
     )
 
 
@@ -231,7 +158,7 @@ def _libz(kind: int) -> Library | None:
             return 0, None
         return _owned(address, lib.inflateEnd, stream)
 
-    reset, inflate = _address(lib.inflateReset), _address(lib.inflate)
+    reset, inflate = function_address(lib.inflateReset), function_address(lib.inflate)
     return Library("libz", INFLATE, inflate, reset, make_context=make_context)
 
 

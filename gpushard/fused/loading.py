@@ -20,8 +20,8 @@ from gpushard.devices.waiting import (
 from gpushard.fused import kept_code
 from gpushard.fused.columns import laying_words, sorting_words
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
-from gpushard.fused.libraries import thread_calls, usleep_address
 from gpushard.fused.shares import Shares
+from gpushard.fused.system_calls import thread_calls, usleep_address
 from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import (
     PLACE_BOXES,

@@ -19,10 +19,9 @@ from gpushard.fused.columns import (
     WORK_WINDOW,
 )
 from gpushard.fused.loops import place_boxes
-from gpushard.fused.words import STATUS_NBYTES, Decoder, Opener
+from gpushard.fused.words import OPENAT2, STATUS_NBYTES, Decoder, Opener
 
-# Linux numbers this system call alike on all machines (openat2(2), struct open_how).
-_OPENAT2, _HOW_NBYTES = 437, 24
+_HOW_NBYTES = 24  # struct open_how of openat2(2)
 # statx(2): of an open file, the basic fields, and where they lie in `struct statx`.
 _OF_OPEN_FILE, _BASIC = 0x1000, 0x7FF
 _MODE, _INODE, _SIZE, _CTIME, _MTIME = 28, 32, 40, 96, 112
@@ -70,7 +69,7 @@ def _put_path(o: Opener, number: int) -> int:
 @calls.inner
 def _open(o: Opener, box: Any, n: int) -> int:
     """Descriptor of a box' file; -1 if it cannot be opened. Notes missing files."""
-    call = (_OPENAT2, o.root, _put_path(o, box[LOW]), o.how, _HOW_NBYTES)
+    call = (OPENAT2, o.root, _put_path(o, box[LOW]), o.how, _HOW_NBYTES)
     fd = calls.call_syscall(o.syscall, call)
     if fd >= 0:
         return fd

@@ -199,11 +199,11 @@ class BoxPlacer:
         """
         chain, library = self.chain, self._loops.library
         context = _memory.context(library)
-        if library.function and not context:
+        if library.decode and not context:
             return None
         # This object holds the memory: the loops have only addresses.
         if chain.kind != BLOSC:
-            widest = BUFFERS_NBYTES if library.part else 0
+            widest = BUFFERS_NBYTES if library.decode_part else 0
         planes_nbytes = chain.chunk_nbytes if chain.shuffle_itemsize else 0
         if not keeps:
             taken = window_nbytes + chain.chunk_nbytes + widest + planes_nbytes
@@ -215,12 +215,12 @@ class BoxPlacer:
         if planes_nbytes:
             held.append(_memory.buffer("planes", planes_nbytes, keeps=keeps))
         decoder = Decoder(
-            library.decoder,
+            library.kind,
             int(chain.has_crc),
-            library.function,
+            library.decode,
             context,
             library.reset,
-            library.part,
+            library.decode_part,
             self._loops.read,
             chain.chunk_nbytes,
             scratch.address,

@@ -47,6 +47,8 @@ RANGE_COLUMNS = 4
 # has claimed. Otherwise it is what a function of the driver returned: 0, or an error.
 CUT_SHORT, LEFT = -1, -2
 
+# Number of openat2(2), alike on all machines that have Linux.
+OPENAT2 = 437
 # Size of a `struct statx` of statx(2), and most characters of an int64.
 STATUS_NBYTES = 256
 NUMBER_NBYTES = 20
@@ -274,7 +276,7 @@ class Team(NamedTuple):
     turn
         Address of a mutex that all batches of a read share.
     create, join, lock, unlock
-        Addresses of the system's functions, see `libraries.ThreadCalls`.
+        Addresses of the system's functions, see `system_calls.ThreadCalls`.
     """
 
     n_threads: int

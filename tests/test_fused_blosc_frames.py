@@ -10,7 +10,7 @@ from lz4_blocks import GuardedRoom
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import frames
+from gpushard.fused import blosc_frames
 
 REFUSED, FOR_LIBRARY, STORED, PLAIN_LZ4 = range(4)
 SHUFFLE, MEMCPYED, BITSHUFFLE, UNSPLIT = 1, 2, 4, 16
@@ -37,7 +37,7 @@ def check():
     """How a frame is decoded that ends at a page that kills who touches it."""
     from numba import njit
 
-    called = frames._check_frame  # by compiled code alone
+    called = blosc_frames._check_frame  # by compiled code alone
     run = njit(lambda address, nbytes, expected: called(address, nbytes, expected))
     room = GuardedRoom(9 << 20)
 
@@ -158,7 +158,7 @@ def test_blocks_that_share_a_stream_are_cut_out_only_if_there_is_room():
     """Each of them takes its own bytes then, more than the whole frame has."""
     from numba import njit
 
-    called = frames._cut_frame
+    called = blosc_frames._cut_frame
     cut = njit(lambda at, room, nbytes: called(at, 1500, (room, nbytes), 0, 3))
     body = struct.pack("<4I100s", 28, 28, 28, 100, bytes(range(100)))
     head = struct.pack("<4B3I", 2, 1, ZSTD | UNSPLIT, 4, 1500, 500, 16 + len(body))
