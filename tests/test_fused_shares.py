@@ -32,7 +32,7 @@ from gpushard.fused.columns import (
 from gpushard.fused.direct import DirectRead
 from gpushard.fused.files import FileBoxes
 from gpushard.fused.libraries import Library
-from gpushard.fused.placer import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, first_boxes, shrinking_cuts
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.place import HostSink
@@ -59,7 +59,7 @@ def in_turns(n: int) -> tuple[BoxPlacer, np.ndarray, np.ndarray]:
     assert not boxes[:, [KEEP, LISTED, PART]].any()
     big, own = np.dtype(">i8"), np.dtype(np.int64)
     chain = FusedChain(RAW, False, 16, (8,), big, own, 8, Pace(1, 1))
-    loops = Loops(choice._load(), Library("a copy", RAW), 0)
+    loops = LinkedLoops(choice._load(), Library("a copy", RAW), 0)
     room = ChunkRoom("", Options().resolved(), 16, 16, 0, True, False, False)
     return BoxPlacer(chain, loops, np.full((2, 1, 1), 8), room), boxes, words
 

@@ -24,6 +24,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.opening import ObjectFiles, object_files
 from gpushard.fused.system_calls import pread_address
+from gpushard.fused.words import PlanParameters
 from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore, holds_plain_files
@@ -68,6 +69,8 @@ _FINDING = "fused chain"
 _CAST_OF = {pair: FIRST_CAST + n for n, pair in enumerate(CASTS)}
 # Blosc counts bytes in 32 bits, with headers.
 _LARGEST_NBYTES = (1 << 31) - 4096
+# The loops count in 64 bits, with signs. The limit of some codecs is larger.
+_MOST_IN_A_WORD = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +87,20 @@ class FusedChain:
         Decoded size of an inner chunk.
     strides
         Bytes between neighbours in a decoded inner chunk, along each axis of the array.
-    stored, dtype
+    stored_dtype, dtype
         Data type as which decoded elements are stored, and that of the array.
     change
         `COPY`, `BOOL`, the number of bytes to reverse, or a cast.
     pace
         Time that its inner chunks take.
-    files
+    shard_store
         Store of the array, if the loops can read its shards as files; else None.
-    planned_files
+    plannable_store
         The same, if they can also plan such reads; else None.
     shuffle_itemsize
         Bytes of an element if a byte shuffle (`numcodecs.shuffle`) precedes the
         compressor, or 0.
-    objects
+    object_files
         Files of an unsharded array, if the loops can open them; else None.
     """
 
@@ -105,14 +108,14 @@ class FusedChain:
     has_crc: bool
     chunk_nbytes: int
     strides: tuple[int, ...]
-    stored: np.dtype[Any]
+    stored_dtype: np.dtype[Any]
     dtype: np.dtype[Any]
     change: int
     pace: Pace
-    files: LocalStore | None = None
-    planned_files: LocalStore | None = None
+    shard_store: LocalStore | None = None
+    plannable_store: LocalStore | None = None
     shuffle_itemsize: int = 0
-    objects: ObjectFiles | None = None
+    object_files: ObjectFiles | None = None
 
     def into(self, dtype: np.dtype[Any]) -> FusedChain | None:
         """The chain for outputs of `dtype`; None if the loops do not write these."""
@@ -121,7 +124,7 @@ class FusedChain:
         change = None
         swapped = self.dtype.newbyteorder()
         if dtype == swapped and dtype.type is swapped.type:
-            change = _change(self.stored, dtype)
+            change = _change(self.stored_dtype, dtype)
         elif self.change == COPY and dtype.isnative:
             change = _CAST_OF.get((_code(self.dtype), _code(dtype)))
         if change is None:
@@ -131,7 +134,7 @@ class FusedChain:
     @property
     def has_short_ways(self) -> bool:
         """Whether some small reads are for the loops (see `fused.ways`)."""
-        return self.planned_files is not None or self.objects is not None
+        return self.plannable_store is not None or self.object_files is not None
 
     @property
     def decodes_directly(self) -> bool:
@@ -166,6 +169,24 @@ def fused_chain(source: Source) -> FusedChain | None:
     return source.findings[_FINDING]
 
 
+def plan_parameters(
+    source: Source, chain: FusedChain, fill: int = 0, target: int = 0
+) -> PlanParameters:
+    """What the loops must know of an array, and of an output at `target`, to plan.
+
+    `fill` is the address of an inner chunk of fill values in its stored form.
+    """
+    return PlanParameters(
+        chain.chunk_nbytes,
+        chain.dtype.itemsize,
+        min(source.largest_chunk_nbytes, _MOST_IN_A_WORD),
+        int(source.raw_strides is not None),
+        fill,
+        target,
+        0,
+    )
+
+
 def _code(dtype: np.dtype[Any]) -> str:
     """The data type as `columns.CASTS` has it; the byte order is not told."""
     return dtype.name if is_small_float(dtype) else dtype.str[1:]
@@ -189,7 +210,7 @@ def _find_chain(source: Source) -> FusedChain | None:
     if stream is None or change is None or len(strides) == 1:
         return None
     pace = _PACES[LZ4 if source.layout.chain.decodes_fast else stream.kind]
-    files = _files_of(source)
+    store = _store_of_files(source)
     return FusedChain(
         stream.kind,
         stream.has_crc,
@@ -199,8 +220,8 @@ def _find_chain(source: Source) -> FusedChain | None:
         dtype,
         change,
         pace,
-        files,
-        files if _is_plannable(source) else None,
+        store,
+        store if _is_plannable(source) else None,
         stream.shuffle_itemsize,
         object_files(source),
     )
@@ -229,7 +250,7 @@ def _stream_of(codecs: Sequence[BytesCodec], nbytes: int) -> _Stream | None:
     return _Stream(kind, has_crc, itemsize if itemsize > 1 else 0)
 
 
-def _files_of(source: Source) -> LocalStore | None:
+def _store_of_files(source: Source) -> LocalStore | None:
     store = source.store
     if not holds_plain_files(store) or not source.layout.levels or not pread_address():
         return None

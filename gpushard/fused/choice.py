@@ -18,7 +18,7 @@ from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.libraries import find_library
-from gpushard.fused.placer import Loops, PlanPlacer
+from gpushard.fused.placer import LinkedLoops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
 from gpushard.fused.sink import FusedSink
 from gpushard.fused.system_calls import pread_address
@@ -163,7 +163,7 @@ def loaded_loops() -> CompiledLoops | None:
     return _loaded[0] if _loaded else None
 
 
-def loops_for(chain: FusedChain, options: Options) -> Loops | None:
+def loops_for(chain: FusedChain, options: Options) -> LinkedLoops | None:
     """Compiled loops for a chain, if reads have paid for them; else None.
 
     None also if the library that the chain needs is missing.
@@ -180,7 +180,7 @@ def loops_for(chain: FusedChain, options: Options) -> Loops | None:
     if library is None:
         return None
     loaded = _load_for(options)
-    return None if loaded is None else Loops(loaded, library, pread_address())
+    return None if loaded is None else LinkedLoops(loaded, library, pread_address())
 
 
 def relay_loops(options: Options, nbytes: int) -> CompiledLoops | None:

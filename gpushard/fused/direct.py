@@ -267,7 +267,7 @@ def direct_read(placer: PlanPlacer, landing: Landing, job: Job) -> DirectRead | 
     """
     source, chain = job.source, placer.chain
     if (
-        chain.planned_files is None
+        chain.plannable_store is None
         or job.tally.is_wanted
         or source.has_large_indexes
         or _has_long_axes(landing, source)
@@ -278,7 +278,7 @@ def direct_read(placer: PlanPlacer, landing: Landing, job: Job) -> DirectRead | 
         n_cells = cells[axis].columns.shape[1]
         if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
-    return DirectRead(placer, landing, cells, job, chain.planned_files)
+    return DirectRead(placer, landing, cells, job, chain.plannable_store)
 
 
 def _reach_of(cells: Sequence[AxisCells], placer: PlanPlacer, landing: Landing) -> int:

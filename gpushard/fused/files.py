@@ -74,7 +74,7 @@ class FileBoxes:
     finish: Callable[[FileBoxes], None]
     opener: Opener | None = None
     _n_announced: int = 0
-    _waits: bool = False
+    _is_on_disk: bool = False
     _n_under_way: int = 0
     _is_over: bool = False
     _lock: Lock = field(default_factory=Lock)
@@ -124,8 +124,8 @@ class FileBoxes:
         last = shares.end_of_next()
         for s in range(max(self._n_announced, shares.first_left), last):
             boxes = self.boxes[shares.cuts[s] : shares.cuts[s + 1]]
-            self._waits = self._waits or wait_for_disk(boxes)
-            if self._waits:
+            self._is_on_disk = self._is_on_disk or starts_on_disk(boxes)
+            if self._is_on_disk:
                 announce(boxes)
         self._n_announced = last
 
@@ -220,10 +220,10 @@ class FileReader:
             # In a table: otherwise NumPy may do as `distinct` says.
             tried_row, was_placed = row[of_request], is_placed[of_request]
             rows = rows[np.isin(rows, tried_row[~was_placed], kind="table")]
-            left.append((requests[i], partial(self._read_plainly, requests[i], rows)))
+            left.append((requests[i], partial(self._read_left, requests[i], rows)))
         done(requests, left)
 
-    def _read_plainly(self, r: int, rows: Ints) -> None:
+    def _read_left(self, r: int, rows: Ints) -> None:
         """Read inner chunks of a request that the loops left over."""
         (request,) = self.job.byte_requests(self.ranged, range(r, r + 1))
         (answer,) = fetch_payload(self.job.source, [request])
@@ -238,7 +238,7 @@ def file_reader(
     Each job is asked: of an array in files, some objects are fetched whole before.
     """
     source = job.source
-    store = placer.chain.files
+    store = placer.chain.shard_store
     if store is None or source.is_held:
         return None
     requests = ranged.requests
@@ -286,10 +286,10 @@ def spanned_nbytes(boxes: Ints) -> int:
     return int((np.maximum.reduceat(boxes[:, HIGH], firsts) - low).max())
 
 
-def wait_for_disk(boxes: Ints) -> bool:
+def starts_on_disk(boxes: Ints) -> bool:
     """Whether the first box in a file has to be read from the disk.
 
-    To ask has the system read it, so that a later question may be answered otherwise.
+    Asking has the system read it, so that a later answer may be another.
     """
     if len(boxes) and boxes.item(0, FILE) < 0:
         boxes = boxes[boxes[:, FILE] >= 0]

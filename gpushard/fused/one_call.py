@@ -24,7 +24,7 @@ from gpushard.fused.columns import (
     laying_words,
 )
 from gpushard.fused.files import window_nbytes
-from gpushard.fused.placer import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import READ_AXES, READ_BOX, WORDS, Decoder, PlanParameters
@@ -80,7 +80,7 @@ class OneCall:
     """
 
     def __init__(
-        self, source: Source, chain: FusedChain, loops: Loops, window_nbytes: int
+        self, source: Source, chain: FusedChain, loops: LinkedLoops, window_nbytes: int
     ) -> None:
         ndim = self._ndim = source.layout.ndim
         nothing = np.zeros((2, 1, ndim), np.int64)
@@ -161,7 +161,7 @@ class OneCall:
         return _Words(n_made, one, axes, memory)
 
 
-def one_call(source: Source, chain: FusedChain, loops: Loops) -> OneCall | None:
+def one_call(source: Source, chain: FusedChain, loops: LinkedLoops) -> OneCall | None:
     """What reads a source's boxes in one call.
 
     None if inner chunks are too large for what threads keep, or for the memory limit.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused import boxes
-from gpushard.fused.chain import FusedChain
+from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import BLOSC, NBYTES
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
@@ -22,7 +22,6 @@ from gpushard.fused.words import (
     STATUS_NBYTES,
     Decoder,
     Opener,
-    PlanParameters,
 )
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.outputs import LARGE_NBYTES
@@ -39,8 +38,8 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Loops:
-    """The compiled loops and what they call.
+class LinkedLoops:
+    """The compiled loops, and the functions that they call for one codec chain.
 
     Attributes
     ----------
@@ -56,27 +55,9 @@ class Loops:
     library: Library
     read: int
 
-    def plan_parameters(
-        self, source: Source, chain: FusedChain, fill: int, target: int
-    ) -> PlanParameters:
-        """What planning must know of an array, and of an output at `target`.
 
-        `fill` is the address of an inner chunk of fill values in its stored form.
-        """
-        shape = source.chunk_shape or ()
-        return PlanParameters(
-            chain.chunk_nbytes,
-            chain.dtype.itemsize,
-            min(source.pipeline.encoded_limit(shape), 1 << 62),
-            int(source.raw_strides is not None),
-            fill,
-            target,
-            0,
-        )
-
-
-class _ThreadWords(NamedTuple):
-    """What the loops must know of a thread, and what holds the memory they point to."""
+class _HeldDecoder(NamedTuple):
+    """A decoder of the calling thread, and what holds the memory that it points to."""
 
     decoder: Decoder
     held: tuple[Any, ...]
@@ -107,17 +88,17 @@ class BoxPlacer:
     def __init__(
         self,
         chain: FusedChain,
-        loops: Loops,
+        loops: LinkedLoops,
         strides: Ints,
         room: ChunkRoom,
         out_nbytes: int = 0,
     ) -> None:
         self.chain = chain
-        self._streams = int(out_nbytes >= LARGE_NBYTES)
-        self._chunk_room = room
-        self._loops = loops
         self.library_name = loops.library.name
+        self._loops = loops
         self._strides = strides
+        self._room = room
+        self._writes_past_cache = int(out_nbytes >= LARGE_NBYTES)
 
     def run(
         self,
@@ -142,12 +123,11 @@ class BoxPlacer:
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
         )
-        # Only libblosc2 is given parts of frames, which are copied.
-        widest = 0
+        frame_nbytes = 0
         if self.chain.kind == BLOSC:
             stored = columns[:, NBYTES].max(initial=0)
-            widest = int(stored) if opener is None else opener.most_nbytes
-        ready = self._ready(widest, window_nbytes, not self._chunk_room.is_crowded)
+            frame_nbytes = int(stored) if opener is None else opener.most_nbytes
+        ready = self._ready(frame_nbytes, window_nbytes, not self._room.is_crowded)
         if ready is not None:
             compiled = self._loops.compiled
             arrays = columns, self._strides, _memory.work, is_placed
@@ -190,27 +170,28 @@ class BoxPlacer:
         return ready.decoder, address_of(_memory.work), memory
 
     def _ready(
-        self, widest: int, window_nbytes: int, keeps: bool
-    ) -> _ThreadWords | None:
+        self, frame_nbytes: int, window_nbytes: int, keeps: bool
+    ) -> _HeldDecoder | None:
         """What the loops need; None if this thread gets no context.
 
-        `widest` is the stored size of the largest Blosc frame, and `keeps` is whether
-        the thread may keep large memory.
+        `frame_nbytes` is the stored size of the largest Blosc frame, and `keeps` is
+        whether the thread may keep large memory.
         """
         chain, library = self.chain, self._loops.library
         context = _memory.context(library)
         if library.decode and not context:
             return None
-        # This object holds the memory: the loops have only addresses.
-        if chain.kind != BLOSC:
-            widest = BUFFERS_NBYTES if library.decode_part else 0
+        if chain.kind == BLOSC:  # parts of frames are copied to frames of their own
+            staging_nbytes = frame_nbytes
+        else:
+            staging_nbytes = BUFFERS_NBYTES if library.decode_part else 0
         planes_nbytes = chain.chunk_nbytes if chain.shuffle_itemsize else 0
         if not keeps:
-            taken = window_nbytes + chain.chunk_nbytes + widest + planes_nbytes
-            self._chunk_room.note_taken(taken)
+            taken = window_nbytes + chain.chunk_nbytes + staging_nbytes + planes_nbytes
+            self._room.note_taken(taken)
         window = _memory.buffer("window", window_nbytes, keeps=keeps)
         scratch = _memory.buffer("scratch", chain.chunk_nbytes, keeps=keeps)
-        staging = _memory.buffer("staging", widest, keeps=keeps)
+        staging = _memory.buffer("staging", staging_nbytes, keeps=keeps)
         held = [window, scratch, staging]
         if planes_nbytes:
             held.append(_memory.buffer("planes", planes_nbytes, keeps=keeps))
@@ -231,11 +212,11 @@ class BoxPlacer:
             chain.dtype.itemsize,
             chain.out_itemsize,
             chain.change,
-            self._streams,
+            self._writes_past_cache,
             chain.shuffle_itemsize,
             held[-1].address if planes_nbytes else 0,
         )
-        return _ThreadWords(decoder, (*held, _memory.held))
+        return _HeldDecoder(decoder, (*held, _memory.held))
 
 
 class PlanPlacer(BoxPlacer):
@@ -253,7 +234,7 @@ class PlanPlacer(BoxPlacer):
         self,
         landings: boxes.Landings,
         chain: FusedChain,
-        loops: Loops,
+        loops: LinkedLoops,
         room: ChunkRoom,
     ) -> None:
         strides = boxes.stride_columns(landings, chain.strides)
@@ -268,5 +249,5 @@ class PlanPlacer(BoxPlacer):
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
         """`plan_boxes` with the `PlanParameters` and the strides of this read."""
-        planned = self._loops.plan_parameters(source, self.chain, fill, target)
+        planned = plan_parameters(source, self.chain, fill, target)
         return partial(self._loops.compiled.plan_boxes, planned, self._strides)

@@ -16,7 +16,7 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
 )
-from gpushard.fused.placer import Bools, BoxPlacer, Loops
+from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.selecting.selection import Ints
@@ -44,7 +44,7 @@ class RowDecoder:
         Name of the library that decodes.
     """
 
-    def __init__(self, chain: FusedChain, loops: Loops, room: ChunkRoom) -> None:
+    def __init__(self, chain: FusedChain, loops: LinkedLoops, room: ChunkRoom) -> None:
         plain = replace(chain, strides=_BYTES, dtype=np.dtype(np.uint8), change=COPY)
         strides = np.ones((2, 1, 1), np.int64)
         self._placer = BoxPlacer(plain, loops, strides, room)

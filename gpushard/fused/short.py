@@ -19,20 +19,20 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes, known_index
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_indexes_many
-from gpushard.fused.chain import FusedChain
+from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import END, FILE, FILLED, RAW
 from gpushard.fused.direct import shard_row
 from gpushard.fused.files import (
     announce,
     spanned_nbytes,
-    wait_for_disk,
+    starts_on_disk,
     widest_nbytes,
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept import kept_boxes, short_weight
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.placer import BoxPlacer, Loops
+from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import (
     Coordinate,
@@ -90,7 +90,7 @@ class ShortReader:
         source: Source,
         store: LocalStore,
         chain: FusedChain,
-        loops: Loops,
+        loops: LinkedLoops,
         call: OneCall | None,
     ) -> None:
         self._store = store
@@ -99,7 +99,7 @@ class ShortReader:
         self._grid = grid_of(source.layout, chain.strides)
         # This object holds the memory: the loops have only its address.
         self._fill = little_fill(source, chain.chunk_nbytes)
-        self._planned = loops.plan_parameters(source, chain, address_of(self._fill), 0)
+        self._planned = plan_parameters(source, chain, address_of(self._fill))
         self._call = call
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
@@ -148,10 +148,10 @@ class ShortReader:
         planned = self._planned._replace(target=address_of(out))
         call = self._call_for(source, chain, on_grid, out.nbytes)
         weight = short_weight(source, on_grid, first, chain.chunk_us, out.size)
-        waits = False
+        is_on_disk = False
         if call is not None and weight is None and isinstance(on_grid, Mesh):
-            waits = _waits(first, shards.handles[0], on_grid.entry)
-            if not waits and call.read_axes(planned, on_grid, shards.rows):
+            is_on_disk = _is_on_disk(first, shards.handles[0], on_grid.entry)
+            if not is_on_disk and call.read_axes(planned, on_grid, shards.rows):
                 self._confirm(shards.handles)
                 return True
         boxes = on_grid.plan(self._loops.compiled, planned, shards.rows)
@@ -159,7 +159,7 @@ class ShortReader:
             return False
         placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
         return self._read_boxes(
-            source, placer, boxes.columns, shards, weight, waits=waits
+            source, placer, boxes.columns, shards, weight, is_on_disk=is_on_disk
         )
 
     def _open(
@@ -188,7 +188,7 @@ class ShortReader:
         shards: _OpenShards,
         weight: int | None,
         *,
-        waits: bool,
+        is_on_disk: bool,
     ) -> bool:
         """Whether the loops could place planned boxes, kept inner chunks among them."""
         # Boxes of missing inner chunks have its address, so it is held until the end.
@@ -199,7 +199,7 @@ class ShortReader:
         kept = kept_boxes(source, columns, shards.known, ends, n_wanted, weight)
         if kept is not None and kept.is_all_found:
             return bool(placer.run(columns).all())
-        is_read = self._place(source, placer, columns, waits=waits)
+        is_read = self._place(source, placer, columns, is_on_disk=is_on_disk)
         self._confirm(shards.handles)
         if kept is not None and is_read:
             kept.keep(columns, np.ones(len(columns), np.bool_))
@@ -259,13 +259,13 @@ class ShortReader:
         placer: BoxPlacer,
         boxes: Ints,
         *,
-        waits: bool,
+        is_on_disk: bool,
     ) -> bool:
         """Whether the loops could read, decode and place all boxes.
 
-        `waits` is whether the disk was found to be needed. It is not asked again then.
+        `is_on_disk` is whether that was found already. It is not asked again then.
         """
-        if waits or wait_for_disk(boxes):
+        if is_on_disk or starts_on_disk(boxes):
             announce(boxes)
         chain = placer.chain
         widest = widest_nbytes(boxes)
@@ -284,7 +284,9 @@ class ShortReader:
         return bool(shares.is_placed.all())
 
 
-def _waits(known: KnownIndex | None, handle: FileHandle | None, entry: int) -> bool:
+def _is_on_disk(
+    known: KnownIndex | None, handle: FileHandle | None, entry: int
+) -> bool:
     """Whether an inner chunk has to be read from the disk, as far as one can tell."""
     if known is None or handle is None or known.index.state.item(entry) != PRESENT:
         return False

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.fused.chain import FusedChain
+from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import (
     ENTRY,
     FILE,
@@ -36,7 +36,7 @@ from gpushard.fused.opening import (
     Opening,
     fits_memory,
 )
-from gpushard.fused.placer import Bools, BoxPlacer, Loops
+from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import grid_of, lay_over
 from gpushard.fused.thread_memory import address_of
@@ -80,13 +80,13 @@ class ShortObjectReader:
     n_few = 2
 
     def __init__(
-        self, source: Source, files: ObjectFiles, chain: FusedChain, loops: Loops
+        self, source: Source, files: ObjectFiles, chain: FusedChain, loops: LinkedLoops
     ) -> None:
         self._files = files
         self._chain = chain
         self._loops = loops
         self._grid = grid_of(source.layout, chain.strides)
-        self._planned = loops.plan_parameters(source, chain, 0, 0)
+        self._planned = plan_parameters(source, chain)
         self._trial = _Trial(0.0, are_slow=False)
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
@@ -176,10 +176,10 @@ class ShortObjectReader:
 
 
 def short_object_reader(
-    source: Source, chain: FusedChain, loops: Loops
+    source: Source, chain: FusedChain, loops: LinkedLoops
 ) -> ShortObjectReader | None:
     """What reads small selections of an unsharded array; None if none are for it."""
-    files = chain.objects
+    files = chain.object_files
     is_regular = all(axis.boundaries is None for axis in source.layout.axes)
     if files is None or not is_regular or not fits_memory(source, files):
         return None

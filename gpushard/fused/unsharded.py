@@ -156,7 +156,7 @@ def _parts(block: ShardBlock, is_in_first: Bools) -> tuple[ShardBlock, ShardBloc
 
 def object_read(placer: PlanPlacer, host: HostSink, job: Job) -> ObjectRead | None:
     """Read of an unsharded array's files in the loops; None if they cannot do it."""
-    files = placer.chain.objects
+    files = placer.chain.object_files
     if files is None or not fits_memory(job.source, files) or job.tally.is_wanted:
         return None
     root = files.store.open_root()

@@ -59,9 +59,9 @@ def _find_ways(source: Source) -> Ways | None:
     loops = loops_for(chain, source.options)
     if loops is None:
         return None
-    if chain.planned_files is None:
+    if chain.plannable_store is None:
         return Ways(short=short_object_reader(source, chain, loops))
-    store = chain.planned_files
+    store = chain.plannable_store
     call = one_call(source, chain, loops)
     short = ShortReader(source, store, chain, loops, call)
     if call is None:
