@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="only reads in the compiled loops keep so ea
 
 import gpushard
 from gpushard import Options
-from gpushard.fused import choice, kept
+from gpushard.fused import choice, kept_chunks
 from gpushard.options import MIB
 from test_kept_by_default import cache_of, n_kept
 from test_kept_chunks import settle
@@ -53,7 +53,7 @@ def written(place: Path, values: Any = VALUES, **how: Any) -> None:
 @pytest.fixture
 def short_of_time(monkeypatch):
     """Any read takes long, so that small arrays show what larger ones do."""
-    monkeypatch.setattr(kept, "_LONG_US", 1)
+    monkeypatch.setattr(kept_chunks, "_LONG_US", 1)
 
 
 def test_the_second_read_finds_what_the_first_decoded(tmp_path, options, short_of_time):

@@ -29,7 +29,12 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import ChunkUse, KeptBoxes, are_kept_at_once, kept_boxes
+from gpushard.fused.kept_chunks import (
+    ChunkHolds,
+    ChunkUse,
+    are_kept_at_once,
+    hold_chunks,
+)
 from gpushard.fused.placer import PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import address_of
@@ -127,9 +132,9 @@ class DirectRead:
         weight = SPENT_ENOUGH if is_at_once else SPENT_WHOLE
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
-            kept = kept_boxes(source, boxes, known, bounds[1:], n_wanted, weight)
-            self._count(boxes, kept)
-            finish = partial(self._finish, first, bounds, kept)
+            holds = hold_chunks(source, boxes, known, bounds[1:], n_wanted, weight)
+            self._count(boxes, holds)
+            finish = partial(self._finish, first, bounds, holds)
             yield self._file_boxes(boxes, handles, n_workers, finish)
 
     def _open_shards(
@@ -153,12 +158,12 @@ class DirectRead:
         ]
         return known, handles, np.array(is_open)
 
-    def _count(self, boxes: Ints, kept: KeptBoxes | None) -> None:
+    def _count(self, boxes: Ints, holds: ChunkHolds | None) -> None:
         tally = self._job.tally
         if not tally.is_summed:
             return
-        if kept is not None:
-            tally.add(n_kept_inner_chunks=kept.n_found)
+        if holds is not None:
+            tally.add(n_kept_inner_chunks=holds.n_kept)
         tally.add(payload_nbytes=int((boxes[:, HIGH] - boxes[:, LOW]).sum()))
 
     def _file_boxes(
@@ -209,7 +214,7 @@ class DirectRead:
             return None
 
     def _finish(
-        self, first: int, bounds: Ints, kept: KeptBoxes | None, file_boxes: FileBoxes
+        self, first: int, bounds: Ints, holds: ChunkHolds | None, file_boxes: FileBoxes
     ) -> None:
         """Note shards that must be read again; keep inner chunks if no file changed.
 
@@ -221,8 +226,8 @@ class DirectRead:
             if not self._is_same_file(file_boxes.handles[s]):
                 self._left.add(first + s)
                 are_same = False
-        if kept is not None and are_same:
-            kept.keep(file_boxes.boxes, file_boxes.shares.is_placed)
+        if holds is not None and are_same:
+            holds.keep(file_boxes.boxes, file_boxes.shares.is_placed)
         self._left.update(first + s for s in file_boxes.left_of(bounds))
 
     def _is_same_file(self, handle: FileHandle | None) -> bool:

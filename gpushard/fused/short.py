@@ -30,7 +30,7 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept import kept_boxes, short_weight
+from gpushard.fused.kept_chunks import hold_chunks, short_weight
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
@@ -196,13 +196,13 @@ class ShortReader:
         if fill is None and (columns[:, FILE] == FILLED).any():
             return False
         ends, n_wanted = shards.rows[:, END], len(columns)
-        kept = kept_boxes(source, columns, shards.known, ends, n_wanted, weight)
-        if kept is not None and kept.is_all_found:
+        holds = hold_chunks(source, columns, shards.known, ends, n_wanted, weight)
+        if holds is not None and holds.are_all_kept:
             return bool(placer.run(columns).all())
         is_read = self._place(source, placer, columns, is_on_disk=is_on_disk)
         self._confirm(shards.handles)
-        if kept is not None and is_read:
-            kept.keep(columns, np.ones(len(columns), np.bool_))
+        if holds is not None and is_read:
+            holds.keep(columns, np.ones(len(columns), np.bool_))
         return is_read
 
     def _confirm(self, handles: Sequence[FileHandle | None]) -> None:

@@ -71,30 +71,30 @@ class ChunkUse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptBoxes:
-    """Kept inner chunks that boxes read from or write to, held by this object.
+class ChunkHolds:
+    """Holds of the slots that boxes are copied from, and decoded to.
 
     Attributes
     ----------
     cache
-        The cache that keeps them.
-    found
+        The cache that has the slots.
+    kept
         Slots of inner chunks that were kept before, box by box.
     claimed
         Slots of inner chunks that will be kept, box by box; None if there are none.
-    is_all_found
+    are_all_kept
         Whether all were kept before, so that nothing is read or decoded.
     """
 
     cache: ChunkCache
-    found: Hold
+    kept: Hold
     claimed: Hold | None = None
-    is_all_found: bool = False
+    are_all_kept: bool = False
 
     @property
-    def n_found(self) -> int:
+    def n_kept(self) -> int:
         """Number of inner chunks that were kept before."""
-        return len(set(self.found.taken))
+        return len(set(self.kept.taken))
 
     def keep(self, boxes: Ints, is_placed: NDArray[np.bool_]) -> None:
         """Keep the decoded inner chunks; no object may have changed during the read.
@@ -111,14 +111,14 @@ class KeptBoxes:
             self.cache.keep(self.claimed, decoded.tolist())
 
 
-def kept_boxes(
+def hold_chunks(
     source: Source,
     boxes: Ints,
     known: Sequence[KnownIndex | None],
     ends: Ints,
     n_wanted: int,
     weight: int | None,
-) -> KeptBoxes | None:
+) -> ChunkHolds | None:
     """Have planned boxes copied from kept inner chunks, and keep what others decode.
 
     Parameters
@@ -146,10 +146,10 @@ def kept_boxes(
     n_boxes = ends.copy()
     n_boxes[1:] -= ends[:-1]
     keys = boxes[:, ENTRY] + first_keys(source, known).repeat(n_boxes)
-    kept, n_left = _mark_kept(cache, boxes, keys)
+    holds, n_left = _mark_kept(cache, boxes, keys)
     if n_left and keeps and (may_drop or cache.has_room):
-        return _mark_claimed(kept, boxes, keys, may_drop=may_drop, weight=weight)
-    return kept
+        return _mark_claimed(holds, boxes, keys, may_drop=may_drop, weight=weight)
+    return holds
 
 
 def are_kept_at_once(
@@ -246,29 +246,29 @@ def _reach_of(mesh: Mesh) -> int:
     return reach
 
 
-def _mark_kept(cache: ChunkCache, boxes: Ints, keys: Ints) -> tuple[KeptBoxes, int]:
+def _mark_kept(cache: ChunkCache, boxes: Ints, keys: Ints) -> tuple[ChunkHolds, int]:
     """Have boxes copied from kept inner chunks; the number of boxes that are left.
 
     `keys`: int64, shape (n_boxes,).
     """
-    found = cache.find(keys if len(cache) else ())
-    n_left = len(boxes) - len(found.taken)
-    if found.taken:
-        addresses = found.addresses
+    kept = cache.find(keys if len(cache) else ())
+    n_left = len(boxes) - len(kept.taken)
+    if kept.taken:
+        addresses = kept.addresses
         at: Any = np.flatnonzero(addresses) if n_left else slice(None)
         boxes[at, : FILE + 1] = 0, cache.chunk_nbytes, 0, 0, FILLED
         boxes[at, SOURCE] = addresses[at]
-    return KeptBoxes(cache, found, is_all_found=not n_left), n_left
+    return ChunkHolds(cache, kept, are_all_kept=not n_left), n_left
 
 
 def _mark_claimed(
-    kept: KeptBoxes, boxes: Ints, keys: Ints, *, may_drop: bool, weight: int
-) -> KeptBoxes:
+    holds: ChunkHolds, boxes: Ints, keys: Ints, *, may_drop: bool, weight: int
+) -> ChunkHolds:
     """Have other inner chunks decoded to where they stay, as many as are to be kept."""
     new = np.where(boxes[:, FILE] == FILLED, NO_KEY, keys)
-    wanted = kept.cache.keys_to_keep(new, weight)
+    wanted = holds.cache.keys_to_keep(new, weight)
     if wanted is None:
-        return kept
-    claimed = kept.cache.claim(wanted, may_drop=may_drop)
+        return holds
+    claimed = holds.cache.claim(wanted, may_drop=may_drop)
     boxes[:, KEEP] = claimed.addresses
-    return replace(kept, claimed=claimed)
+    return replace(holds, claimed=claimed)
