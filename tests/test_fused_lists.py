@@ -62,7 +62,7 @@ def arrays(request, tmp_path_factory):
 @pytest.fixture(scope="module", autouse=True)
 def listed_whatever_their_size():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boxes, "_LARGE_NBYTES", 1)
+        patch.setattr(boxes, "_FAR_NBYTES", 1)
         yield
 
 
@@ -92,7 +92,7 @@ def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkey
 def test_single_elements_along_one_axis_are_not_left_to_the_plain_way(
     shape, way, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(boxes, "_LARGE_NBYTES", 512)
+    monkeypatch.setattr(boxes, "_FAR_NBYTES", 512)
     values = np.random.default_rng(3).integers(0, 9, shape, "i2")
     chunks, shards = (tuple(min(n, most) for n in shape) for most in (100, 500))
     how: Any = {"chunks": chunks, "shards": shards}
@@ -136,7 +136,7 @@ def test_long_runs_and_small_elements_make_no_lists(monkeypatch):
     assert Lists.of(members._replace(in_index=np.arange(6) // 3 + 2), 0, 8) is not None
     assert Lists.of(members._replace(in_index=np.tile([0, 1], 3)), 0, 8) is None
     assert Lists.of(members._replace(in_index=np.arange(6)), 0, 8) is None
-    monkeypatch.setattr(boxes, "_LARGE_NBYTES", 512)
+    monkeypatch.setattr(boxes, "_FAR_NBYTES", 512)
     assert Lists.of(members, 0, -512) is not None
     assert Lists.of(members, 0, 511) is None
     assert Lists.of(members, 0, 511, is_alone=True) is not None

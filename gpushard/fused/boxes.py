@@ -41,9 +41,9 @@ from gpushard.selecting.projection import Members
 from gpushard.selecting.selection import Ints
 
 # Average number of boxes per inner chunk above which their columns cost too much.
-_MOST_BOXES = 16
+_MOST_PER_CHUNK = 16
 # From this stride in the output on, any number of boxes is worth its columns.
-_LARGE_NBYTES = 512
+_FAR_NBYTES = 512
 # Average length of a run from which on a box for each run is better than a list.
 _LONG_RUN = 2
 
@@ -86,7 +86,7 @@ class Lists(NamedTuple):
             even if neighbours are close in the output, because NumPy would place few
             elements at a time.
         """
-        if abs(out_stride) < _LARGE_NBYTES and not is_alone:
+        if abs(out_stride) < _FAR_NBYTES and not is_alone:
             return None
         inner, outer = map(np.ascontiguousarray, members[1:])
         begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
@@ -106,7 +106,7 @@ class Lists(NamedTuple):
         return cls(words, address, first, last - first + 1, (inner, outer))
 
 
-class Landing(NamedTuple):
+class GridLanding(NamedTuple):
     """A `GridTarget` as the loops need it: with addresses and strides.
 
     Attributes
@@ -134,10 +134,10 @@ class Landing(NamedTuple):
         return tuple(projection.step for projection in self.part.projections)
 
     @classmethod
-    def of(cls, target: GridTarget) -> Landing:
-        """Landing of a part, from its target."""
-        out, lists = target.out, None
-        for axis, projection in enumerate(target.part.projections):
+    def of(cls, part: GridPart, out: NDArray[Any]) -> GridLanding:
+        """Landing of a selection in a host array of its shape."""
+        out, lists = GridTarget(part, out).out, None
+        for axis, projection in enumerate(part.projections):
             if projection.members is not None:
                 lists = Lists.of(
                     projection.members,
@@ -145,11 +145,11 @@ class Landing(NamedTuple):
                     out.strides[axis],
                     is_alone=out.size == out.shape[axis],
                 )
-        return cls(target.part, address_of(out), out.shape, out.strides, lists)
+        return cls(part, address_of(out), out.shape, out.strides, lists)
 
 
-AnyLanding = Landing | PatchLanding | PointLanding
-Landings = Sequence[AnyLanding]
+Landing = GridLanding | PatchLanding | PointLanding
+Landings = Sequence[Landing]
 """One for each part of a plan."""
 
 
@@ -170,13 +170,13 @@ def _can_cut(part: Part) -> bool:
     return sum(p.members is not None for p in part.projections) <= 1
 
 
-def landing_of(part: Part, out: NDArray[Any]) -> AnyLanding:
+def landing_of(part: Part, out: NDArray[Any]) -> Landing:
     """Landing of a part in its output."""
     if isinstance(part, PatchPart):
         return PatchLanding.of(part, out)
     if isinstance(part, PointPart):
         return PointLanding.of(part, out)
-    return Landing.of(GridTarget(part, out))
+    return GridLanding.of(part, out)
 
 
 def stride_columns(landings: Landings, chunk_strides: tuple[int, ...]) -> Ints:
@@ -228,7 +228,7 @@ def cut(
 
 
 def _cut_part(
-    landing: AnyLanding,
+    landing: Landing,
     p: int,
     chunk_strides: tuple[int, ...],
     position: Ints,
@@ -263,7 +263,7 @@ def _cut_part(
 
 
 def cells_at(
-    landing: Landing, axis: int, chunk_stride: int, at: Ints
+    landing: GridLanding, axis: int, chunk_stride: int, at: Ints
 ) -> tuple[Ints, Ints | None]:
     """What some of the touched cells along one axis contribute to boxes.
 
@@ -327,7 +327,7 @@ def are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
     out_stride
         Bytes between neighbours in the output, along the axis that is cut.
     """
-    return abs(out_stride) < _LARGE_NBYTES and n_boxes > _MOST_BOXES * n_chunks
+    return abs(out_stride) < _FAR_NBYTES and n_boxes > _MOST_PER_CHUNK * n_chunks
 
 
 def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:

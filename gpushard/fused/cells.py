@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpushard.fused.boxes import Landing, cells_at
+from gpushard.fused.boxes import GridLanding, cells_at
 from gpushard.fused.columns import ORDINAL
 from gpushard.layout import ArrayLayout
 from gpushard.selecting.selection import Ints
@@ -32,7 +32,7 @@ class AxisCells(NamedTuple):
 
 
 def axis_cells(
-    landing: Landing, chunk_strides: tuple[int, ...], layout: ArrayLayout
+    landing: GridLanding, chunk_strides: tuple[int, ...], layout: ArrayLayout
 ) -> list[AxisCells]:
     """Cells of each axis, for an array with one sharding level and a regular grid."""
     found: list[AxisCells] = []

@@ -19,7 +19,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes
 from gpushard.fetching.index_room import most_indexes
 from gpushard.fetching.job import Job
-from gpushard.fused.boxes import Landing, are_too_many
+from gpushard.fused.boxes import GridLanding, are_too_many
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
 from gpushard.fused.files import (
@@ -73,7 +73,7 @@ class DirectRead:
     def __init__(
         self,
         placer: PlanPlacer,
-        landing: Landing,
+        landing: GridLanding,
         cells: Sequence[AxisCells],
         job: Job,
         store: LocalStore,
@@ -265,7 +265,9 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
             yield np.stack([cell + offset, length])
 
 
-def direct_read(placer: PlanPlacer, landing: Landing, job: Job) -> DirectRead | None:
+def direct_read(
+    placer: PlanPlacer, landing: GridLanding, job: Job
+) -> DirectRead | None:
     """Read of one selection in compiled loops; None if they cannot do all of it.
 
     A job has a lower memory limit than its array, by what its columns and indexes take.
@@ -286,7 +288,9 @@ def direct_read(placer: PlanPlacer, landing: Landing, job: Job) -> DirectRead | 
     return DirectRead(placer, landing, cells, job, chain.plannable_store)
 
 
-def _reach_of(cells: Sequence[AxisCells], placer: PlanPlacer, landing: Landing) -> int:
+def _reach_of(
+    cells: Sequence[AxisCells], placer: PlanPlacer, landing: GridLanding
+) -> int:
     """Distance in bytes from the first to the last element taken of an inner chunk."""
     strides = zip(placer.chain.strides, landing.steps, strict=False)
     return sum(
@@ -295,7 +299,7 @@ def _reach_of(cells: Sequence[AxisCells], placer: PlanPlacer, landing: Landing) 
     )
 
 
-def _has_long_axes(landing: Landing, source: Source) -> bool:
+def _has_long_axes(landing: GridLanding, source: Source) -> bool:
     """Whether the columns over the cells of all axes take much of the memory limit."""
     n_cells = sum(p.n_cells for p in landing.part.projections)
     return _CELL_NBYTES * n_cells > source.options.memory_limit // 4

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpushard.fetching.job import Answer, Job, JobReader, RequestReader
 from gpushard.fetching.ranged import CacheSlots, RangedBlock
-from gpushard.fused.boxes import Landing, Landings
+from gpushard.fused.boxes import GridLanding, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.direct import direct_read
 from gpushard.fused.files import file_reader
@@ -56,7 +56,7 @@ class FusedSink:
         if not job.source.layout.levels:
             return object_read(self._placer, self._host, job)
         first, *others = self._landings
-        if others or not isinstance(first, Landing):
+        if others or not isinstance(first, GridLanding):
             return None
         return direct_read(self._placer, first, job)
 
