@@ -85,7 +85,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return watch_sinks(monkeypatch)
 
 
-@pytest.fixture(params=["direct", "requests", "short", "one call"])
+@pytest.fixture(params=["whole", "requests", "short", "one call"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way in which the compiled loops read local files; see `take_way`."""
     from fused_cases import take_way

@@ -15,7 +15,7 @@ import gpushard
 from array_strategies import codec
 from gpushard import Options
 from gpushard.fused import choice, ways
-from gpushard.fused.short import ShortReader
+from gpushard.fused.short_sharded import ShortShardedReader
 from gpushard.fused.sink import FusedSink
 from gpushard.fused.ways import short_ways
 from gpushard.placing.place import HostSink
@@ -146,9 +146,9 @@ def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.n_short += is_read
         return is_read
 
-    plain, read_short = HostSink.place_some, ShortReader.read
+    plain, read_short = HostSink.place_some, ShortShardedReader.read
     monkeypatch.setattr(results, "host_sink", host_sink)
-    monkeypatch.setattr(ShortReader, "read", read)
+    monkeypatch.setattr(ShortShardedReader, "read", read)
     monkeypatch.setattr(HostSink, "place_some", place_some)
     return seen
 
@@ -156,7 +156,7 @@ def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
 def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     """`way`, which reads of local files take from now on, where they can.
 
-    The loops read files for a whole read at once ("direct"), for the requests of one
+    The loops read files for a whole read at once ("whole"), for the requests of one
     block, or for a box of a few inner chunks, which they plan first ("short") or in the
     same call ("one call").
     """

@@ -16,7 +16,7 @@ import gpushard
 from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
-from gpushard.fused import choice, shares, short, ways
+from gpushard.fused import choice, shares, short_sharded, ways
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
 from gpushard.options import KIB, MIB
@@ -275,7 +275,7 @@ def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypa
         seen.append(n_workers)
         run_tasks(tasks, n_workers)
 
-    monkeypatch.setattr(short, "run_tasks", run)
+    monkeypatch.setattr(short_sharded, "run_tasks", run)
     place = sharded(tmp_path / "a", ZstdCodec())
     for limit in (2 * 4096, 4 * 4096, 6 * 4096):
         options = gpushard.Options(threads=4, compile_nbytes=0, memory_limit=limit)

@@ -49,7 +49,7 @@ need_fast_packages()
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 CHAINS_HERE = ["raw", "crc32c", "zstd", "blosc lz4 shuffle 512"]
 BIG = codec("bytes", endian="big")
-WAYS = ["memory", "direct", "requests", "short", "one call"]
+WAYS = ["memory", "whole", "requests", "short", "one call"]
 
 
 @cache

@@ -16,7 +16,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import files, shares, short
+from gpushard.fused import files, shares, short_sharded
 from zarr_oracle import assert_same_bits
 
 need_fast_packages()
@@ -52,7 +52,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch):
     disk = Disk()
-    for module in (files, short):
+    for module in (files, short_sharded):
         monkeypatch.setattr(module, "is_in_memory", disk.is_in_memory)
     monkeypatch.setattr(files, "read_ahead", disk.read_ahead)
     return disk

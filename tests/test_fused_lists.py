@@ -75,7 +75,7 @@ def test_any_index_reads_as_numpy_reads_it(arrays, data):
     assert_same_bits(a.oindex[key], full[key])
 
 
-@pytest.mark.parametrize("way", ["direct", "requests"])
+@pytest.mark.parametrize("way", ["whole", "requests"])
 def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkeypatch):
     full, opened = arrays
     take_way(monkeypatch, way)
@@ -87,7 +87,7 @@ def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkey
     assert_all_fused(seen)
 
 
-@pytest.mark.parametrize("way", ["direct", "requests"])
+@pytest.mark.parametrize("way", ["whole", "requests"])
 @pytest.mark.parametrize("shape", [(1000,), (3, 1000), (1000, 3)], ids=str)
 def test_single_elements_along_one_axis_are_not_left_to_the_plain_way(
     shape, way, tmp_path, monkeypatch

@@ -29,8 +29,8 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused import choice
-from gpushard.fused.short import ShortReader
 from gpushard.fused.short_selection import MOST_BOXES
+from gpushard.fused.short_sharded import ShortShardedReader
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.planning import blocks
@@ -223,7 +223,9 @@ def test_nothing_is_read_where_an_inner_chunk_lies_beyond_its_shard(
     rows, columns = np.array([3, 40, 70, 99]), np.array([5, 20, 80, 2])
     for read in (lambda: a.vindex[rows, columns], lambda: a[40], lambda: a[40, 20]):
         with monkeypatch.context() as patch:
-            patch.setattr(ShortReader, "_place", lambda *_, **__: pytest.fail("placed"))
+            patch.setattr(
+                ShortShardedReader, "_place", lambda *_, **__: pytest.fail("placed")
+            )
             with pytest.raises(gpushard.CorruptShardError, match="entry 5"):
                 read()
     sound = rows != 40

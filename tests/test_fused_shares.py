@@ -29,10 +29,10 @@ from gpushard.fused.columns import (
     SOURCE,
     TARGET,
 )
-from gpushard.fused.direct import DirectRead
 from gpushard.fused.files import FileBoxes
 from gpushard.fused.libraries import Library
 from gpushard.fused.placer import BoxPlacer, LinkedLoops
+from gpushard.fused.sharded import ShardedRead
 from gpushard.fused.shares import Shares, first_boxes, shrinking_cuts
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.placing.place import HostSink
@@ -171,7 +171,7 @@ def in_small_calls(monkeypatch):
     """Every share is one inner chunk, and every call ends after one."""
     for name in ("_SMALLEST_NBYTES", "_LARGEST_NBYTES", "_CALL_NBYTES"):
         monkeypatch.setattr(shares, name, 1)
-    take_way(monkeypatch, "direct")
+    take_way(monkeypatch, "whole")
 
 
 def test_a_read_goes_on_until_nothing_is_left(in_small_calls, monkeypatch, tmp_path):
@@ -216,13 +216,13 @@ def test_files_are_confirmed_once_all_of_their_boxes_are_placed(
     in_small_calls, monkeypatch, tmp_path
 ):
     left: list[int] = []
-    plain = DirectRead._finish
+    plain = ShardedRead._finish
 
     def finish(self, *how):
         left.append(int((~how[-1].shares.is_placed).sum()))
         plain(self, *how)
 
-    monkeypatch.setattr(DirectRead, "_finish", finish)
+    monkeypatch.setattr(ShardedRead, "_finish", finish)
     place = stored([ZSTD]).placed("local", tmp_path)
     for threads in (1, 3):
         a = gpushard.open_array(place, options=FUSED.but(threads=threads))
@@ -249,7 +249,7 @@ def test_slices_have_one_box_of_an_inner_chunk(key, is_told, monkeypatch, tmp_pa
             assert firsts.tolist() == first_boxes(boxes).tolist()
         return plain(cls, boxes, chunk_nbytes, n_workers, firsts)
 
-    take_way(monkeypatch, "direct")
+    take_way(monkeypatch, "whole")
     monkeypatch.setattr(Shares, "of", classmethod(of))
     a = gpushard.open_array(stored([ZSTD]).placed("local", tmp_path), options=FUSED)
     assert_same_bits(a.oindex[key], VALUES[key])

@@ -279,7 +279,7 @@ def test_rows_of_any_number_of_bytes_are_copied_whole(chain, seen, tmp_path):
     assert seen.n_short == len(lengths)
 
 
-@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "direct"])
+@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "whole"])
 def test_the_loops_are_given_arrays_in_c_order(options, monkeypatch, tmp_path):
     """They know but the addresses."""
     loops, seen = choice._load(), set()
@@ -357,7 +357,7 @@ def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
 
 
 @pytest.mark.skipif(not IO.exists(), reason="only Linux counts what a process reads")
-@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "direct"])
+@pytest.mark.parametrize("options", [SHORT, FUSED], ids=["short", "whole"])
 def test_plain_elements_around_columns_are_not_read_for_each(options, seen, tmp_path):
     values = np.arange(2048 * 128, dtype="i4").reshape(2048, 128)
     inner = sharding((1024, 128), codecs=[LITTLE])

@@ -14,7 +14,7 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, shares, short
+from gpushard.fused import choice, shares, short_sharded
 from gpushard.fused.ways import short_ways
 from zarr_oracle import assert_same_bits
 
@@ -37,13 +37,13 @@ def loaded():
 def shared(monkeypatch):
     """Threads that shared each read."""
     numbers: list[int] = []
-    plain = short.run_tasks
+    plain = short_sharded.run_tasks
 
     def run_tasks(tasks, n_workers):
         numbers.append(n_workers)
         plain(tasks, n_workers)
 
-    monkeypatch.setattr(short, "run_tasks", run_tasks)
+    monkeypatch.setattr(short_sharded, "run_tasks", run_tasks)
     return numbers
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from fused_cases import FUSED, PLAIN, assert_all_fused
-from gpushard.fused import placer, short
+from gpushard.fused import placer, short_sharded
 from gpushard.fused.loading import CompiledLoops
 from gpushard.placing import outputs
 from spec_shards import document, sharding
@@ -35,7 +35,7 @@ def placed(request, tmp_path_factory):
 def large(way, monkeypatch):
     """Every output is large."""
     monkeypatch.setattr(outputs, "LARGE_NBYTES", 1)
-    for module in (placer, short):
+    for module in (placer, short_sharded):
         monkeypatch.setattr(module, "LARGE_NBYTES", 1)
     return way
 
@@ -104,7 +104,7 @@ def test_rows_of_smaller_outputs_stay_in_the_caches(placed, least, large, monkey
 
     plain = CompiledLoops.place_boxes
     monkeypatch.setattr(CompiledLoops, "place_boxes", place_boxes)
-    for module in (placer, short):
+    for module in (placer, short_sharded):
         monkeypatch.setattr(module, "LARGE_NBYTES", least)
     assert_same_bits(gpushard.open_array(placed[0], options=FUSED)[...], placed[1])
     is_large = least <= placed[1].nbytes

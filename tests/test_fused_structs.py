@@ -52,7 +52,7 @@ def assert_same(got, want):
     assert got.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("way", ["direct", "requests", "short", "one call"])
+@pytest.mark.parametrize("way", ["whole", "requests", "short", "one call"])
 def test_structs_take_every_way_of_the_loops(way, tmp_path, seen, monkeypatch):
     a = written(tmp_path, "little")
     take_way(monkeypatch, way)

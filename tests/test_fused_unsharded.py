@@ -48,14 +48,14 @@ def is_patient(monkeypatch):
 def left(monkeypatch):
     """For each read of a test, the number of files that the loops left over."""
     found = []
-    plain = unsharded.ObjectRead.left_over
+    plain = unsharded.UnshardedRead.left_over
 
     def left_over(self):
         blocks = list(plain(self))
         found.append(sum(len(block.shard_coords) for block in blocks))
         return iter(blocks)
 
-    monkeypatch.setattr(unsharded.ObjectRead, "left_over", left_over)
+    monkeypatch.setattr(unsharded.UnshardedRead, "left_over", left_over)
     return found
 
 

@@ -31,7 +31,7 @@ ROWS = [
     if not hostile.row.startswith(("shard of", "index checksum", "flipped bit"))
 ]
 WAYS = {
-    "direct": FUSED,
+    "whole": FUSED,
     "requests": FUSED,
     "short": FUSED.but(small_read_chunks=1024),
     "one call": FUSED.but(small_read_chunks=1024),
@@ -70,7 +70,7 @@ def test_the_loops_refuse_what_is_hostile_and_read_what_is_beside_it(
     assert any(taken) is (way == "single")
 
 
-@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+@pytest.mark.parametrize("way", ["whole", "requests", "short", "single"])
 def test_a_checksum_around_a_shard_is_verified_on_every_way(way, tmp_path, monkeypatch):
     """What it is around could be read without it: the index stands at the start."""
     choice._load()
@@ -92,7 +92,7 @@ def test_a_checksum_around_a_shard_is_verified_on_every_way(way, tmp_path, monke
             b[key]
 
 
-@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+@pytest.mark.parametrize("way", ["whole", "requests", "short", "single"])
 def test_what_is_too_large_to_be_held_at_once_the_loops_refuse_too(
     way, tmp_path, monkeypatch
 ):
@@ -106,7 +106,7 @@ def test_what_is_too_large_to_be_held_at_once_the_loops_refuse_too(
             a[:N]
 
 
-@pytest.mark.parametrize("way", ["direct", "requests", "short", "single"])
+@pytest.mark.parametrize("way", ["whole", "requests", "short", "single"])
 def test_elements_that_a_filter_changes_are_not_taken_as_they_are(
     way, tmp_path, monkeypatch
 ):

@@ -23,7 +23,7 @@ from zarr_oracle import assert_same_bits
 # In one call for a few inner chunks, and as any larger read.
 WAYS = {
     "short": Options(compile_nbytes=0),
-    "direct": Options(compile_nbytes=0, small_read_chunks=0),
+    "whole": Options(compile_nbytes=0, small_read_chunks=0),
 }
 VALUES = np.arange(2048 * 1024, dtype="i4").reshape(2048, 1024) * 7
 # 16 x 3 inner chunks, and 19 x 2, of which 13 x 2 are among the others.

@@ -12,7 +12,7 @@ import pytest
 import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options
-from gpushard.fused import choice, direct, files, shares, short
+from gpushard.fused import choice, files, sharded, shares, short_sharded
 from gpushard.options import KIB, MIB
 from gpushard.reading import ranges, read, results
 from gpushard.rolling import RollingArray
@@ -236,8 +236,8 @@ def test_compiled_reads_lay_out_axes_within_a_quarter_of_the_memory_limit(
     n = 4 * KIB
     meta = document((n,), (n,), sharding((1,), codecs=[LITTLE, ZSTD]))
     made: list[Any] = []
-    real = direct.DirectRead
-    monkeypatch.setattr(direct, "DirectRead", lambda *a: made.append(a) or real(*a))
+    real = sharded.ShardedRead
+    monkeypatch.setattr(sharded, "ShardedRead", lambda *a: made.append(a) or real(*a))
     options = Options(compile_nbytes=0, small_read_chunks=0, memory_limit=limit)
     a = gpushard.open_array(put(tmp_path, meta), device="cpu", options=options)
     assert not a[:].any()
@@ -249,13 +249,13 @@ def test_short_compiled_reads_take_no_more_threads_than_asked_for(
     coarse, loops, monkeypatch, threads
 ):
     n_workers = [1]
-    real = short.run_tasks
+    real = short_sharded.run_tasks
 
     def run_tasks(tasks: Any, n: int) -> None:
         n_workers.append(n)
         real(tasks, n)
 
-    monkeypatch.setattr(short, "run_tasks", run_tasks)
+    monkeypatch.setattr(short_sharded, "run_tasks", run_tasks)
     monkeypatch.setattr(shares, "_SHARE_US", 1)
     options = Options(threads=threads, compile_nbytes=0)
     a = gpushard.open_array(coarse, device="cpu", options=options)
@@ -267,7 +267,7 @@ def test_no_short_way_is_taken_where_there_is_none_asked_for(plain, loops, monke
     def read_short(*_: Any) -> bool:
         raise AssertionError("a short way was taken")
 
-    monkeypatch.setattr(short.ShortReader, "read", read_short)
+    monkeypatch.setattr(short_sharded.ShortShardedReader, "read", read_short)
     few = slice(8 * KIB)
     options = Options(compile_nbytes=0)
     a = gpushard.open_array(plain, device="cpu", options=options)

@@ -12,9 +12,9 @@ from fused_cases import (
     need_fast_packages,
     watch_sinks,
 )
-from gpushard.fused.direct import DirectRead
 from gpushard.fused.opening import ObjectFiles
-from gpushard.fused.unsharded import ObjectRead
+from gpushard.fused.sharded import ShardedRead
+from gpushard.fused.unsharded import UnshardedRead
 from gpushard.rolling import RollingArray
 from gpushard.stores.local import LocalStore
 from rolling_arrays import WIDTH, filled, rolling, steps
@@ -29,15 +29,15 @@ def test_the_loops_read_the_files_of_a_window(way, tmp_path, monkeypatch):
     a.delete_shards(2, 4)
     seen = watch_sinks(monkeypatch)
     read = []
-    tasks = DirectRead.tasks
+    tasks = ShardedRead.tasks
     monkeypatch.setattr(
-        DirectRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
+        ShardedRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
     )
     want = np.concatenate([steps(-2, 2), filled(2), steps(4, 6)])
     reader = RollingArray.open(tmp_path / "a", options=FUSED)
     assert np.array_equal(reader[...], want)
     assert_all_fused(seen)
-    assert len(read) == (way == "direct")
+    assert len(read) == (way == "whole")
 
 
 def test_the_loops_tell_what_is_gone_from_what_is_missing(tmp_path):
@@ -55,9 +55,9 @@ def test_the_loops_tell_files_that_are_gone_from_those_that_are_missing(
     way, tmp_path, monkeypatch
 ):
     read = []
-    tasks = ObjectRead.tasks
+    tasks = UnshardedRead.tasks
     monkeypatch.setattr(
-        ObjectRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
+        UnshardedRead, "tasks", lambda self, n: read.append(self) or tasks(self, n)
     )
     a = rolling(tmp_path / "a", 0, 6, chunks=(2, WIDTH), shards=None)
     a.delete_shards(4, 6)
@@ -69,7 +69,7 @@ def test_the_loops_tell_files_that_are_gone_from_those_that_are_missing(
         view[...]
     assert np.array_equal(view[2:4], steps(2, 4))
     # The short way reads the files that are there, and leaves the other two reads.
-    assert len(read) == {"requests": 0, "direct": 3}.get(way, 2)
+    assert len(read) == {"requests": 0, "whole": 3}.get(way, 2)
 
 
 def test_the_loops_open_files_at_negative_places(way, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ N_ROWS, ROW_NBYTES, N_BLOCKS = 512, 1024, 4
 NBYTES, BLOCK_NBYTES = N_ROWS * ROW_NBYTES, libzstd.BLOCK_NBYTES
 ZSTD = codec("zstd", level=1, checksum=False)
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
-WAYS = ["direct", "requests", "short", "small"]
+WAYS = ["whole", "requests", "short", "small"]
 
 
 @cache
@@ -276,7 +276,7 @@ def test_blocks_of_any_size_are_decoded_as_far_as_needed(frame, data):
 @given(first=st.integers(0, 2 * N_ROWS - 1), n=st.integers(1, 600), data=st.data())
 def test_any_rows_read_as_they_were_written(sound, first, n, data):
     key = slice(first, first + n), slice(data.draw(st.integers(0, 1000)), None, 3)
-    for way in ("direct", "small"):
+    for way in ("whole", "small"):
         assert_same_bits(opened(sound, way)[key], values()[key])
 
 
@@ -288,7 +288,7 @@ def test_damage_has_one_outcome_with_and_without_the_loops(tmp_path):
         frame = bytearray(frames()[0])
         frame[int(rng.integers(len(frame) if k % 2 else 20))] ^= 1 << rng.integers(8)
         place = placed(tmp_path / str(k), bytes(frame), frames()[1])
-        found = [outcome(place, way) for way in ("direct", "small")]
+        found = [outcome(place, way) for way in ("whole", "small")]
         assert found[0] == found[1]
         outcomes.add(found[0] == values()[200].tobytes())
     assert outcomes == {True, False}

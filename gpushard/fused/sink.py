@@ -15,12 +15,12 @@ from gpushard.fetching.job import Answer, Job, JobReader, RequestReader
 from gpushard.fetching.ranged import CacheSlots, RangedBlock
 from gpushard.fused.boxes import GridLanding, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
-from gpushard.fused.direct import direct_read
 from gpushard.fused.files import file_reader
 from gpushard.fused.filling import little_fill
 from gpushard.fused.placer import Bools, PlanPlacer
+from gpushard.fused.sharded import sharded_read
 from gpushard.fused.thread_memory import address_of
-from gpushard.fused.unsharded import object_read
+from gpushard.fused.unsharded import unsharded_read
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.numbering import distinct
@@ -54,11 +54,11 @@ class FusedSink:
         """Reader of a job from local files, if the loops can do all of it."""
         job.tally.note(loops=self._placer.library_name)
         if not job.source.layout.levels:
-            return object_read(self._placer, self._host, job)
+            return unsharded_read(self._placer, self._host, job)
         first, *others = self._landings
         if others or not isinstance(first, GridLanding):
             return None
-        return direct_read(self._placer, first, job)
+        return sharded_read(self._placer, first, job)
 
     def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
         """Reader of requests to local files; None if the objects lie elsewhere."""

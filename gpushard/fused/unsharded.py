@@ -37,7 +37,7 @@ from gpushard.work_queue import Task
 _N_TRIALS = 2
 
 
-class ObjectRead:
+class UnshardedRead:
     """A read of files of one inner chunk each.
 
     Parameters
@@ -154,10 +154,12 @@ def _parts(block: ShardBlock, is_in_first: Bools) -> tuple[ShardBlock, ShardBloc
     return first, second
 
 
-def object_read(placer: PlanPlacer, host: HostSink, job: Job) -> ObjectRead | None:
+def unsharded_read(
+    placer: PlanPlacer, host: HostSink, job: Job
+) -> UnshardedRead | None:
     """Read of an unsharded array's files in the loops; None if they cannot do it."""
     files = placer.chain.object_files
     if files is None or not fits_memory(job.source, files) or job.tally.is_wanted:
         return None
     root = files.store.open_root()
-    return None if root is None else ObjectRead(placer, host, job, files, root)
+    return None if root is None else UnshardedRead(placer, host, job, files, root)

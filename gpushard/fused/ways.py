@@ -7,8 +7,8 @@ from typing import NamedTuple
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import are_loaded, loops_for
 from gpushard.fused.one_call import one_call
-from gpushard.fused.short import ShortReader
-from gpushard.fused.short_objects import ShortObjectReader, short_object_reader
+from gpushard.fused.short_sharded import ShortShardedReader
+from gpushard.fused.short_unsharded import ShortUnshardedReader, short_unsharded_reader
 from gpushard.fused.single import SingleReader
 from gpushard.source import Source
 
@@ -28,7 +28,7 @@ class Ways(NamedTuple):
     """
 
     single: SingleReader | None = None
-    short: ShortReader | ShortObjectReader | None = None
+    short: ShortShardedReader | ShortUnshardedReader | None = None
 
 
 _NO_WAYS = Ways()
@@ -60,10 +60,10 @@ def _find_ways(source: Source) -> Ways | None:
     if loops is None:
         return None
     if chain.plannable_store is None:
-        return Ways(short=short_object_reader(source, chain, loops))
+        return Ways(short=short_unsharded_reader(source, chain, loops))
     store = chain.plannable_store
     call = one_call(source, chain, loops)
-    short = ShortReader(source, store, chain, loops, call)
+    short = ShortShardedReader(source, store, chain, loops, call)
     if call is None:
         return Ways(None, short)
     return Ways(SingleReader(source, store, chain, call), short)

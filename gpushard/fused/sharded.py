@@ -54,7 +54,7 @@ _MOST_SHARDS = 64
 _CELL_NBYTES = 100
 
 
-class DirectRead:
+class ShardedRead:
     """Reads one selection of an array in local files; see `JobReader`.
 
     Parameters
@@ -265,9 +265,9 @@ def _slabs(cell: Ints, count: Ints) -> Iterator[Ints]:
             yield np.stack([cell + offset, length])
 
 
-def direct_read(
+def sharded_read(
     placer: PlanPlacer, landing: GridLanding, job: Job
-) -> DirectRead | None:
+) -> ShardedRead | None:
     """Read of one selection in compiled loops; None if they cannot do all of it.
 
     A job has a lower memory limit than its array, by what its columns and indexes take.
@@ -285,7 +285,7 @@ def direct_read(
         n_cells = cells[axis].columns.shape[1]
         if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
             return None
-    return DirectRead(placer, landing, cells, job, chain.plannable_store)
+    return ShardedRead(placer, landing, cells, job, chain.plannable_store)
 
 
 def _reach_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpushard
-from gpushard.fused import choice, shares, short_objects
+from gpushard.fused import choice, shares, short_unsharded
 from gpushard.fused.loading import CompiledLoops
 from unsharded_cases import (
     CHAINS,
@@ -27,7 +27,7 @@ def test_long_reads_of_one_thread_are_several_calls(tmp_path, monkeypatch):
     values = values_of(with_gaps=False)
     stored(tmp_path, values, chunks=(2, 2), **CHAINS["zstd"])
     choice._load()
-    monkeypatch.setattr(short_objects, "SLOW_US", 1e9)
+    monkeypatch.setattr(short_unsharded, "SLOW_US", 1e9)
     calls = []
     plain = CompiledLoops.place_objects
 
@@ -36,10 +36,10 @@ def test_long_reads_of_one_thread_are_several_calls(tmp_path, monkeypatch):
         plain(self, *given)
 
     monkeypatch.setattr(CompiledLoops, "place_objects", place_objects)
-    monkeypatch.setattr(short_objects, "MOST_AT_ONCE", 64)
+    monkeypatch.setattr(short_unsharded, "MOST_AT_ONCE", 64)
     monkeypatch.setattr(shares, "_SMALLEST_NBYTES", 64)
     for one_call_us, n_least, n_most in ((1e9, 1, 1), (0, 3, 99)):
-        monkeypatch.setattr(short_objects, "_ONE_CALL_US", one_call_us)
+        monkeypatch.setattr(short_unsharded, "_ONE_CALL_US", one_call_us)
         a = opened(tmp_path, SHORT.but(threads=1))
         a[:2]  # tries a few files, which is trusted for a while
         calls.clear()

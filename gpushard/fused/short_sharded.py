@@ -21,7 +21,6 @@ from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_indexes_many
 from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import END, FILE, FILLED, RAW
-from gpushard.fused.direct import shard_row
 from gpushard.fused.files import (
     announce,
     spanned_nbytes,
@@ -33,6 +32,7 @@ from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept_chunks import hold_chunks, short_weight
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer, LinkedLoops
+from gpushard.fused.sharded import shard_row
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import (
     Coordinate,
@@ -65,7 +65,7 @@ class _OpenShards(NamedTuple):
     rows: Ints
 
 
-class ShortReader:
+class ShortShardedReader:
     """Reads small selections of one array.
 
     Parameters

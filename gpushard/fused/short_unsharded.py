@@ -1,9 +1,9 @@
 """The short path of unsharded arrays: up to a thousand files of one inner chunk each.
 
-As in `gpushard.fused.short`, the loops lay the selection over the grid; then they open,
-read and close the files, decode and place. All that is unusual is declined: damage,
-links, files that change or that a slow disk or server has. The general path then reads
-it or says what is wrong.
+As in `gpushard.fused.short_sharded`, the loops lay the selection over the grid; then
+they open, read and close the files, decode and place. All that is unusual is declined:
+damage, links, files that change or that a slow disk or server has. The general path
+then reads it or says what is wrong.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Trial(NamedTuple):
     are_slow: bool
 
 
-class ShortObjectReader:
+class ShortUnshardedReader:
     """Reads small selections of one unsharded array.
 
     Parameters
@@ -175,12 +175,12 @@ class ShortObjectReader:
         return shares.is_placed
 
 
-def short_object_reader(
+def short_unsharded_reader(
     source: Source, chain: FusedChain, loops: LinkedLoops
-) -> ShortObjectReader | None:
+) -> ShortUnshardedReader | None:
     """What reads small selections of an unsharded array; None if none are for it."""
     files = chain.object_files
     is_regular = all(axis.boundaries is None for axis in source.layout.axes)
     if files is None or not is_regular or not fits_memory(source, files):
         return None
-    return ShortObjectReader(source, files, chain, loops)
+    return ShortUnshardedReader(source, files, chain, loops)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import gpushard
 import selection_strategies as sts
-from gpushard.fused import choice, opening, short_objects
-from gpushard.fused.short_objects import ShortObjectReader
+from gpushard.fused import choice, opening, short_unsharded
+from gpushard.fused.short_unsharded import ShortUnshardedReader
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.reading import results
 from gpushard.stores.local import LocalStore
@@ -45,20 +45,20 @@ def is_patient(monkeypatch):
     """Loops read all, and other work on the machine does not make files slow."""
     choice._load()
     monkeypatch.setattr(results, "_LEAST_NBYTES", 0)
-    monkeypatch.setattr(short_objects, "SLOW_US", 1e9)
+    monkeypatch.setattr(short_unsharded, "SLOW_US", 1e9)
 
 
 @pytest.fixture
 def reads(monkeypatch):
     """For each read that was offered to the short way, whether it could do it."""
     found = []
-    plain = ShortObjectReader.read
+    plain = ShortUnshardedReader.read
 
     def read(self, *arguments):
         found.append(plain(self, *arguments))
         return found[-1]
 
-    monkeypatch.setattr(ShortObjectReader, "read", read)
+    monkeypatch.setattr(ShortUnshardedReader, "read", read)
     return found
 
 
@@ -289,39 +289,40 @@ def test_many_slow_files_are_left_to_those_who_wait_for_many(
         return plain(*words)
 
     calls("syscall", OPENAT2, openat2)
-    monkeypatch.setattr(short_objects, "SLOW_US", -1e9)
+    monkeypatch.setattr(short_unsharded, "SLOW_US", -1e9)
     monkeypatch.setattr("gpushard.reading.results._read_large", lambda *_: None)
     a = opened(tmp_path, SHORT)
-    for n_tried in (short_objects.N_TRIED, 0):  # for a while, they are not tried again
+    # For a while, they are not tried again.
+    for n_tried in (short_unsharded.N_TRIED, 0):
         opens.clear()
         assert a[...].shape == SHAPE
         assert len(opens) == n_tried
     assert_same_bits(a[:10], values[:10])  # few files need not be tried
     assert reads == [False, False, True]
-    now_s = short_objects.monotonic()
-    monkeypatch.setattr(short_objects, "monotonic", lambda: now_s + 2)
+    now_s = short_unsharded.monotonic()
+    monkeypatch.setattr(short_unsharded, "monotonic", lambda: now_s + 2)
     opens.clear()
     assert a[...].shape == SHAPE
-    assert len(opens) == short_objects.N_TRIED
+    assert len(opens) == short_unsharded.N_TRIED
 
 
 def test_many_fast_files_are_tried_from_time_to_time(tmp_path, reads, monkeypatch):
     values = values_of(with_gaps=False)
     stored(tmp_path, values, **CHAINS["zstd"])
     runs = []
-    plain = ShortObjectReader._run
+    plain = ShortUnshardedReader._run
 
     def run(self, source, placer, columns, opener):
         runs.append(len(columns))
         return plain(self, source, placer, columns, opener)
 
-    monkeypatch.setattr(ShortObjectReader, "_run", run)
-    n_tried = short_objects.N_TRIED
+    monkeypatch.setattr(ShortUnshardedReader, "_run", run)
+    n_tried = short_unsharded.N_TRIED
     a = opened(tmp_path, SHORT)
     for _ in range(2):
         assert_same_bits(a[...], values)
-    now_s = short_objects.monotonic()
-    monkeypatch.setattr(short_objects, "monotonic", lambda: now_s + 2)
+    now_s = short_unsharded.monotonic()
+    monkeypatch.setattr(short_unsharded, "monotonic", lambda: now_s + 2)
     assert_same_bits(a[...], values)
     assert runs == [n_tried, 28 - n_tried, 28, n_tried, 28 - n_tried]
     assert reads == [True] * 3
