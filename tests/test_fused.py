@@ -363,7 +363,7 @@ def test_many_small_reads_load_the_loops_in_the_end(is_kept, seen, monkeypatch):
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept_loops", lambda: loops if is_kept else None)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
-    monkeypatch.setattr(choice._aside, "is_over", lambda: True)
+    monkeypatch.setattr(choice._compiler, "run_once", lambda: True)
     monkeypatch.setattr(choice, "_counts", choice._ReadCounts())
     most = 5 * VALUES.nbytes * (64 if is_kept else 1)
     options = Options(small_read_chunks=0, compile_nbytes=most)

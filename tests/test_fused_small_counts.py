@@ -28,7 +28,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(choice, "_counts", choice._ReadCounts())
     monkeypatch.setattr(choice, "_kept_loops", lambda: found.append(loops) or loops)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: pytest.fail("compiled"))
-    monkeypatch.setattr(choice._aside, "is_over", lambda: pytest.fail("compiled"))
+    monkeypatch.setattr(choice._compiler, "run_once", lambda: pytest.fail("compiled"))
     return found
 
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from gpushard.alone import Alone
 from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
-from gpushard.fused.aside import Aside
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
+from gpushard.fused.compiler_process import CompilerProcess
 from gpushard.fused.libraries import find_library
 from gpushard.fused.placer import LinkedLoops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
@@ -65,8 +65,8 @@ class _LoadTurn:
 
 _counts = _ReadCounts()
 _turn = _LoadTurn()
-_aside = Aside()
-_loaded: list[Any] = []
+_compiler = CompilerProcess()
+_loaded: list[CompiledLoops | None] = []
 
 
 def _give_up_loading() -> None:
@@ -104,12 +104,6 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     return FusedSink(host, PlanPlacer(landings, chain, loops, source.room), landings)
 
 
-def _count(nbytes: int) -> None:
-    """Count decoded bytes. Threads that do at the same time lose some of them."""
-    _counts.nbytes += nbytes
-    _counts.all_nbytes += nbytes
-
-
 def row_decoder(source: Source, n_rows: int) -> RowDecoder | None:
     """What decodes `n_rows` whole inner chunks in the loops; None if they cannot.
 
@@ -139,18 +133,6 @@ def note_small_read(source: Source) -> None:
     if is_due and not _turn.alone.is_entered:
         _load(compiles=False)
         _counts.is_settled = True
-
-
-def _suitable(
-    source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
-) -> FusedChain | None:
-    """The array's chain, if the loops can read the plan into `outs`; else None."""
-    if not can_cut(plan, outs):
-        return None
-    chain, dtypes = fused_chain(source), {out.dtype for out in outs}
-    if chain is None or len(dtypes) != 1:  # boxes of several parts have one change
-        return None
-    return chain.into(dtypes.pop())
 
 
 def are_loaded() -> bool:
@@ -194,12 +176,30 @@ def relay_loops(options: Options, nbytes: int) -> CompiledLoops | None:
     return _load_for(options)
 
 
+def _suitable(
+    source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]
+) -> FusedChain | None:
+    """The array's chain, if the loops can read the plan into `outs`; else None."""
+    if not can_cut(plan, outs):
+        return None
+    chain, dtypes = fused_chain(source), {out.dtype for out in outs}
+    if chain is None or len(dtypes) != 1:  # boxes of several parts have one change
+        return None
+    return chain.into(dtypes.pop())
+
+
+def _count(nbytes: int) -> None:
+    """Count decoded bytes. Threads that do at the same time lose some of them."""
+    _counts.nbytes += nbytes
+    _counts.all_nbytes += nbytes
+
+
 def _are_due(options: Options) -> bool:
     """Whether loops that were compiled before are worth loading."""
     return _counts.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
 
 
-def _load_for(options: Options) -> Any:
+def _load_for(options: Options) -> CompiledLoops | None:
     compiles = _counts.nbytes >= options.compile_nbytes
     return _load(compiles=compiles, waits=not options.compile_nbytes)
 
@@ -224,7 +224,7 @@ def _loading() -> Iterator[None]:
 
 
 @cache
-def _kept_loops() -> Any:
+def _kept_loops() -> CompiledLoops | None:
     """The loops that another process compiled, looked for once; None if none did."""
     with _loading():
         from gpushard.fused.loading import load_kept
@@ -232,7 +232,7 @@ def _kept_loops() -> Any:
         return load_kept()
 
 
-def _compiled_loops() -> Any:
+def _compiled_loops() -> CompiledLoops | None:
     try:
         with _loading():
             from gpushard.fused.loading import load
@@ -242,21 +242,21 @@ def _compiled_loops() -> Any:
         return None
 
 
-def _load(*, compiles: bool = True, waits: bool = True) -> Any:
-    """The compiled loops (`loading.CompiledLoops`), loaded once per process, or None.
+def _load(*, compiles: bool = True, waits: bool = True) -> CompiledLoops | None:
+    """The compiled loops, loaded once per process; None if there are none.
 
     Unless this process `waits`, it is None until another process has compiled them.
     """
     if not _loaded:
         _turn.alone.call(_look_for_loops, compiles, waits)
-    return _loaded[0] if _loaded else None
+    return loaded_loops()
 
 
 def _look_for_loops(compiles: bool, waits: bool) -> None:
     try:
         if not _loaded and (kept := _kept_loops()) is not None:
             _loaded.append(kept)
-        if not _loaded and compiles and (waits or _aside.is_over()):
+        if not _loaded and compiles and (waits or _compiler.run_once()):
             _loaded.append(_compiled_loops())
     except OSError as error:
         _refuse_all_but_no_descriptor(error)

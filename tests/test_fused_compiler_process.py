@@ -20,8 +20,8 @@ pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)
 
 import gpushard
 from fused_cases import VALUES, ZSTD, stored
-from gpushard.fused import aside, choice, kept_code, loading
-from gpushard.fused.aside import Aside
+from gpushard.fused import choice, compiler_process, kept_code, loading
+from gpushard.fused.compiler_process import CompilerProcess
 from gpushard.fused.sink import FusedSink
 from gpushard.options import Options
 from gpushard.placing.place import HostSink
@@ -41,9 +41,9 @@ def folder(tmp_path, monkeypatch):
     kept_code.kept_file.cache_clear()
 
 
-def wait_for(process: Aside) -> None:
+def wait_for(process: CompilerProcess) -> None:
     until = time.monotonic() + 30
-    while not process.is_over():
+    while not process.run_once():
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -58,7 +58,7 @@ def test_another_process_takes_its_turn_to_compile(tmp_path, monkeypatch):
     kept_code.kept_file.cache_clear()
     place = kept_code.kept_file()
     shutil.copy(code, place)
-    process = Aside()
+    process = CompilerProcess()
     wait_for(process)
     kept_code.kept_file.cache_clear()
     assert {p.name for p in place.parent.iterdir()} == {
@@ -73,7 +73,7 @@ def test_reads_go_on_without_the_loops_until_they_are_compiled(seen, monkeypatch
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept_loops", lambda: None)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
-    monkeypatch.setattr(choice._aside, "is_over", lambda: answers.pop(0))
+    monkeypatch.setattr(choice._compiler, "run_once", lambda: answers.pop(0))
     options = Options(small_read_chunks=0, compile_nbytes=1)
     a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
     kinds = []
@@ -88,7 +88,7 @@ def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept_loops", lambda: None)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
-    monkeypatch.setattr(choice._aside, "is_over", lambda: False)
+    monkeypatch.setattr(choice._compiler, "run_once", lambda: False)
     options = Options(small_read_chunks=0, compile_nbytes=0)
     gpushard.open_array(held(stored([ZSTD]).objects), options=options)[...]
     assert type(seen.sinks.pop()) is FusedSink
@@ -100,7 +100,7 @@ def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
 def test_a_program_that_is_not_python_is_not_started(name, folder, monkeypatch):
     monkeypatch.setattr(sys, "executable", name)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
-    assert Aside().is_over()
+    assert CompilerProcess().run_once()
 
 
 @pytest.mark.parametrize("name", ["python", "python3", "python3.12", "python3.14t"])
@@ -108,7 +108,7 @@ def test_python_is_started_by_any_of_its_names(name, folder, monkeypatch):
     started = []
     monkeypatch.setattr(sys, "executable", f"/opt/bin/{name}")
     monkeypatch.setattr(os, "posix_spawn", lambda *a, **_: started.append(a) or 7)
-    assert aside._start() == 7
+    assert compiler_process._start() == 7
     ((_, command, _),) = started
     assert command[-len(sys.path) :] == sys.path
 
@@ -116,13 +116,13 @@ def test_python_is_started_by_any_of_its_names(name, folder, monkeypatch):
 def test_a_program_that_is_frozen_starts_nothing(folder, monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
-    assert Aside().is_over()
+    assert CompilerProcess().run_once()
 
 
 def test_nothing_is_started_where_no_code_is_kept(monkeypatch):
     monkeypatch.setattr(kept_code, "kept_file", lambda: None)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
-    assert Aside().is_over()
+    assert CompilerProcess().run_once()
 
 
 def test_who_may_start_no_process_waits_for_none(folder, monkeypatch):
@@ -133,27 +133,28 @@ def test_who_may_start_no_process_waits_for_none(folder, monkeypatch):
         raise PermissionError("no processes here")
 
     monkeypatch.setattr(os, "posix_spawn", refuse)
-    process = Aside()
-    assert process.is_over()
-    assert process.is_over()
+    process = CompilerProcess()
+    assert process.run_once()
+    assert process.run_once()
     assert asked == [1]  # later reads do not try again
 
 
 def test_a_process_that_fails_is_over_and_not_started_again(folder, monkeypatch):
-    monkeypatch.setattr(aside, "_PROGRAM", "raise SystemExit(1)")
-    process = Aside()
+    monkeypatch.setattr(compiler_process, "_PROGRAM", "raise SystemExit(1)")
+    process = CompilerProcess()
     wait_for(process)
     monkeypatch.setattr(os, "posix_spawn", lambda *_, **__: pytest.fail("started"))
-    assert process.is_over()
+    assert process.run_once()
     assert kept_code.find() is None
 
 
 def test_after_a_fork_the_parents_process_is_waited_for_too(folder, monkeypatch):
-    process = Aside()
-    monkeypatch.setattr(aside, "_start", os.getppid)  # there, and no child of ours
-    assert not process.is_over()
+    process = CompilerProcess()
+    # There, and no child of ours.
+    monkeypatch.setattr(compiler_process, "_start", os.getppid)
+    assert not process.run_once()
     monkeypatch.setattr(kept_code, "find", lambda: "code")
-    assert process.is_over()
+    assert process.run_once()
 
 
 def test_one_process_compiles_at_a_time(folder):
@@ -184,16 +185,18 @@ def test_where_no_code_is_kept_nobody_waits(monkeypatch):
 
 
 def test_what_this_process_was_started_with_is_let_go(folder, monkeypatch):
-    head, _, _ = aside._PROGRAM.partition("sys.path[:]")
-    monkeypatch.setattr(aside, "_PROGRAM", f"{head}import time; time.sleep(60)")
+    head, _, _ = compiler_process._PROGRAM.partition("sys.path[:]")
+    monkeypatch.setattr(
+        compiler_process, "_PROGRAM", f"{head}import time; time.sleep(60)"
+    )
     ours, theirs = os.pipe()
     os.set_inheritable(theirs, True)
-    process = Aside()
-    assert not process.is_over()
+    process = CompilerProcess()
+    assert not process.run_once()
     os.close(theirs)
     ended, _, _ = select.select([ours], [], [], 30)
     os.close(ours)
-    assert not process.is_over()
+    assert not process.run_once()
     os.kill(process._pid, signal.SIGKILL)
     wait_for(process)
     assert ended
@@ -202,11 +205,11 @@ def test_what_this_process_was_started_with_is_let_go(folder, monkeypatch):
 def test_imports_are_cached_where_this_process_caches_its_own(monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.setattr(sys, "pycache_prefix", None)
-    assert aside._options() == ["-I"]
+    assert compiler_process._options() == ["-I"]
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert aside._options() == ["-I", "-B"]
+    assert compiler_process._options() == ["-I", "-B"]
     monkeypatch.setattr(sys, "pycache_prefix", "/var/pyc")
-    assert aside._options() == ["-I", "-B", "-X", "pycache_prefix=/var/pyc"]
+    assert compiler_process._options() == ["-I", "-B", "-X", "pycache_prefix=/var/pyc"]
 
 
 def test_folders_that_no_process_can_be_told_of_cost_no_read(folder, monkeypatch):
@@ -214,11 +217,11 @@ def test_folders_that_no_process_can_be_told_of_cost_no_read(folder, monkeypatch
     started = []
     with monkeypatch.context() as m:
         m.setattr(os, "posix_spawn", lambda *a, **_: started.append(a) or 7)
-        aside._start()
+        compiler_process._start()
     ((_, command, _),) = started
     assert command[-len(sys.path) + 2 :] == sys.path[:-2]
     monkeypatch.setattr(sys, "path", [*sys.path, "null\0byte"])
-    assert Aside().is_over()
+    assert CompilerProcess().run_once()
 
 
 def test_a_fork_gives_up_what_was_being_loaded_and_nothing_else(monkeypatch):

@@ -30,7 +30,7 @@ with kept_code.compile_lock():
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?[a-z]?")
 
 
-class Aside:
+class CompilerProcess:
     """A process that compiles the loops and keeps their code, where that is possible.
 
     It takes half a minute and more, and 350 MiB. It yields to other work, and runs to
@@ -41,10 +41,10 @@ class Aside:
         self._pid: int | None = None
         self._is_over = False
 
-    def is_over(self) -> bool:
-        """Whether the process has ended, or cannot be started at all.
+    def run_once(self) -> bool:
+        """Start the process, unless a call has done so; whether it is over.
 
-        The first call starts it.
+        It is if it has ended, or cannot be started at all.
         """
         if self._pid is None and not self._is_over:
             self._pid = _start()
