@@ -30,10 +30,9 @@ from gpushard.planning.index import PRESENT
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 
-# Libraries decode larger Blosc frames with several threads, unless little is wanted.
-_MOST_BLOSC_NBYTES, _LITTLE = 256 * KIB, 4
-# The columns `PART` and `ENTRY` of a box, which are not used here.
-_NOTHING = (0,) * 2
+# Libraries decode larger Blosc frames with several threads, unless at most a fourth is
+# wanted.
+_MOST_BLOSC_NBYTES = 256 * KIB
 
 
 class _ChunkPart(NamedTuple):
@@ -59,10 +58,6 @@ class _ChunkPart(NamedTuple):
     lengths: tuple[int, ...]
     strides: tuple[int, ...]
     shape: tuple[int, ...]
-
-
-# Key of a shard; number under which the inner chunk is kept; address of the output.
-_Place = tuple[str, int, int]
 
 
 class SingleReader:
@@ -100,11 +95,12 @@ class SingleReader:
         self._chunk_nbytes = chain.chunk_nbytes
         self._limit_nbytes = source.largest_chunk_nbytes
         self._is_plain = source.raw_strides is not None
-        is_divided = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        little_nbytes = chain.chunk_nbytes // 4
         # For more, decoding in part costs as much as decoding all, or is not possible.
         is_divisible = source.range_strides is not None
-        self._most_in_part = chain.chunk_nbytes // 4 if is_divisible else 0
-        self._most_wanted = chain.chunk_nbytes // (_LITTLE if is_divided else 1)
+        self._most_in_part = little_nbytes if is_divisible else 0
+        is_large = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        self._most_wanted = little_nbytes if is_large else chain.chunk_nbytes
         grid = grid_of(layout, chain.strides)
         self._axes = [
             (extent, *known) for extent, known in zip(layout.shape, grid, strict=True)
@@ -125,71 +121,83 @@ class SingleReader:
         StoreError
             The store failed.
         """
-        cut = self._cut(key if type(key) is tuple else (key,))
-        if cut is None:
+        part = self._part_of(key if type(key) is tuple else (key,))
+        if part is None:
             return None
-        name = source.key(cut.shard)
-        known = known_index(source, cut.shard, name)
-        if known is None or known.index.state.item(cut.entry) != PRESENT:
+        shard_key = source.key(part.shard)
+        known = known_index(source, part.shard, shard_key)
+        if known is None or known.index.state.item(part.entry) != PRESENT:
             return None
-        out = np.empty(cut.shape, self._dtype)
+        out = np.empty(part.shape, self._dtype)
         target = address_of(out)
         first = first_key(source, known)
         cache = source.chunks
         if cache is None or first is None:
-            is_read = self._read(cut, known, name, target)
+            is_read = self._read(part, known, shard_key, target)
         else:
-            place = name, first + cut.entry, target
-            is_read = self._read_through(cache, cut, known, place)
+            chunk_key = first + part.entry
+            is_read = self._read_through(
+                cache, chunk_key, part, known, shard_key, target
+            )
         if not is_read:
             return None
-        return out if cut.shape else out[()]
+        return out if part.shape else out[()]
 
     def _read_through(
-        self, cache: ChunkCache, cut: _ChunkPart, known: KnownIndex, place: _Place
+        self,
+        cache: ChunkCache,
+        chunk_key: int,
+        part: _ChunkPart,
+        known: KnownIndex,
+        shard_key: str,
+        target: int,
     ) -> bool:
         """Read from an inner chunk that is kept, or keep it; False if that failed."""
-        name, number, target = place
-        hold = cache.find_one(number)
+        hold = cache.find_one(chunk_key)
         if hold is not None:
             kept = hold.addresses.item(0), self._chunk_nbytes
-            return self._place(cut, kept, (0, 0, FILLED), target)
-        weight = SPENT_PART if cut.extent <= self._most_in_part else SPENT_WHOLE
-        if not cache.should_keep(number, weight):
-            return self._read(cut, known, name, target)
-        hold = cache.claim([number])
-        is_read = self._read(cut, known, name, target, hold.addresses.item(0))
+            return self._place(part, kept, (0, 0, FILLED), target)
+        weight = SPENT_PART if part.extent <= self._most_in_part else SPENT_WHOLE
+        if not cache.should_keep(chunk_key, weight):
+            return self._read(part, known, shard_key, target)
+        hold = cache.claim([chunk_key])
+        is_read = self._read(part, known, shard_key, target, hold.addresses.item(0))
         if is_read:
             cache.keep(hold)
         return is_read
 
     def _read(
-        self, cut: _ChunkPart, known: KnownIndex, name: str, target: int, kept: int = 0
+        self,
+        part: _ChunkPart,
+        known: KnownIndex,
+        shard_key: str,
+        target: int,
+        kept: int = 0,
     ) -> bool:
         """Whether an inner chunk could be read from its file, with its wanted part.
 
         It is decoded whole to the address `kept`, unless that is 0.
         """
-        nbytes = known.index.nbytes.item(cut.entry)
+        nbytes = known.index.nbytes.item(part.entry)
         is_odd = self._is_plain and nbytes != self._chunk_nbytes
         if is_odd or nbytes > self._limit_nbytes:
             return False
-        start = known.index.offset.item(cut.entry)
+        start = known.index.offset.item(part.entry)
         low, high = start, start + nbytes
         if self._is_plain:
-            low += cut.offset
-            high = low + cut.extent
+            low += part.offset
+            high = low + part.extent
         try:
-            handle = self._store.open_file(name, known.version)
-            place = low, high, handle.fd
-            if not self._place(cut, (start, nbytes), place, target, kept):
+            handle = self._store.open_file(shard_key, known.version)
+            where = low, high, handle.fd
+            if not self._place(part, (start, nbytes), where, target, kept):
                 return False
             self._store.confirm(handle)
         except ObjectChangedError:
             return False
         return True
 
-    def _cut(self, items: tuple[Any, ...]) -> _ChunkPart | None:
+    def _part_of(self, items: tuple[Any, ...]) -> _ChunkPart | None:
         """What integers and slices select, if that is a part of one inner chunk."""
         if len(items) > len(self._axes):
             return None
@@ -233,37 +241,38 @@ class SingleReader:
 
     def _place(
         self,
-        cut: _ChunkPart,
+        part: _ChunkPart,
         encoded: tuple[int, int],
-        place: tuple[int, int, int],
+        where: tuple[int, int, int],
         target: int,
         kept: int = 0,
     ) -> bool:
-        """Whether the loops could read and decode what is cut, to `target`.
+        """Whether the loops could read and decode a part, to `target`.
 
         Parameters
         ----------
-        encoded, place
+        encoded, where
             Columns of the box: `SOURCE` and `NBYTES`, and those from `LOW` to `FILE`.
         kept
             Its column `KEEP`.
         """
         outer: list[int] = []
         step = self._itemsize
-        for length in reversed(cut.lengths):
+        for length in reversed(part.lengths):
             outer.append(step)
             step *= length
         outer.reverse()
         own = self._pack(
-            *cut.strides,
+            *part.strides,
             *outer,
             *encoded,
-            *place,
-            cut.offset,
+            *where,
+            part.offset,
             target,
-            *_NOTHING,
+            0,  # PART
+            0,  # ENTRY
             kept,
-            0,
-            *cut.lengths,
+            0,  # LISTED
+            *part.lengths,
         )
         return self.call.read_box(own)
