@@ -18,7 +18,7 @@ from array_strategies import stored_arrays
 from gpushard import Options
 from gpushard.codecs import blosc_blocks
 from gpushard.fused import ways
-from gpushard.fused.ways import Ways
+from gpushard.fused.ways import ShortWays
 from gpushard.reading import results, small
 from gpushard.selecting import expressions
 from selection_strategies import (
@@ -92,7 +92,7 @@ def sharded():
 @pytest.fixture
 def small_reads(monkeypatch):
     """Whether each read since was taken as a small one; there are no loops."""
-    monkeypatch.setattr(results, "short_ways", lambda _: Ways())
+    monkeypatch.setattr(results, "short_ways", lambda _: ShortWays())
     taken: list[bool] = []
 
     def spy(*args):

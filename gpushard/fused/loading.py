@@ -43,12 +43,12 @@ from gpushard.fused.words import (
 from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
-_PLACING = Struct(f"={WORDS + len(Decoder._fields)}q").pack
-_OPENING = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
-_PLANNING = Struct(f"={WORDS + len(PlanParameters._fields)}q").pack
-_RELAYING = Struct(f"={WORDS + len(Relay._fields)}q").pack
-_TEAM = Struct(f"={WORDS + len(Team._fields)}q").pack
-_POLLING = Struct(f"={WORDS + len(Poll._fields)}q").pack
+_pack_placing = Struct(f"={WORDS + len(Decoder._fields)}q").pack
+_pack_opening = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
+_pack_planning = Struct(f"={WORDS + len(PlanParameters._fields)}q").pack
+_pack_relay = Struct(f"={WORDS + len(Relay._fields)}q").pack
+_pack_team = Struct(f"={WORDS + len(Team._fields)}q").pack
+_pack_poll = Struct(f"={WORDS + len(Poll._fields)}q").pack
 _NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
@@ -84,7 +84,7 @@ class CompiledLoops:
     ) -> None:
         """Decode and copy all boxes, or those claimed (see `loops.place_shares`)."""
         words = _placing(boxes, strides, work, is_placed, shares)
-        self._run(_PLACING(PLACE_BOXES, *words, *decoder))
+        self._run(_pack_placing(PLACE_BOXES, *words, *decoder))
 
     def place_objects(
         self,
@@ -98,7 +98,7 @@ class CompiledLoops:
         """Claim boxes, and read each from a file (see `objects.place_objects`)."""
         decoder, opener = how
         words = _placing(boxes, strides, work, is_placed, shares)
-        self._run(_OPENING(PLACE_OBJECTS, *words, *decoder, *opener))
+        self._run(_pack_opening(PLACE_OBJECTS, *words, *decoder, *opener))
 
     def read(self, words: bytes) -> bool:
         """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""
@@ -110,7 +110,7 @@ class CompiledLoops:
         `turn` is the address of a mutex (see `words.Team`). No thread is left when
         this returns, and an interrupt waits for that.
         """
-        packed = b"".join(_RELAYING(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
+        packed = b"".join(_pack_relay(RELAY_RANGES, *_NO_BOXES, *r) for r in relays)
         words = np.frombuffer(packed, np.int64)
         n = len(relays)
         threads = np.empty(n, np.int64)
@@ -123,7 +123,7 @@ class CompiledLoops:
             turn,
             *thread_calls(),
         )
-        self._run(_TEAM(RELAY_TOGETHER, *_NO_BOXES, *team))
+        self._run(_pack_team(RELAY_TOGETHER, *_NO_BOXES, *team))
 
     def poll(
         self,
@@ -137,7 +137,7 @@ class CompiledLoops:
         asked = function, handle, NOT_READY
         sleeps = usleep_address(), N_SLEEPS, sleep_ns, MOST_SLEEP_NS, GROWTH_BITS
         poll = Poll(*asked, *sleeps, *in_context, address_of(saved))
-        return self._run(_POLLING(POLL, *_NO_BOXES, *poll))
+        return self._run(_pack_poll(POLL, *_NO_BOXES, *poll))
 
     def plan_boxes(
         self,
@@ -188,7 +188,7 @@ class CompiledLoops:
         strides, boxes, shards, columns, table = arrays
         work = np.empty(n_words, np.int64)
         return self._run(
-            _PLANNING(
+            _pack_planning(
                 which,
                 address_of(strides),
                 1,

@@ -15,7 +15,7 @@ from gpushard.source import Source
 _FINDING = "compiled short ways"
 
 
-class Ways(NamedTuple):
+class ShortWays(NamedTuple):
     """Readers of small selections of one source, in compiled loops.
 
     Attributes
@@ -31,10 +31,10 @@ class Ways(NamedTuple):
     short: ShortShardedReader | ShortUnshardedReader | None = None
 
 
-_NO_WAYS = Ways()
+_NO_WAYS = ShortWays()
 
 
-def short_ways(source: Source) -> Ways:
+def short_ways(source: Source) -> ShortWays:
     """The short ways of a source, found at its first read after the loops are loaded.
 
     Each read asks whether they are, until they are: any read of the process may have
@@ -49,7 +49,7 @@ def short_ways(source: Source) -> Ways:
     return ways
 
 
-def _find_ways(source: Source) -> Ways | None:
+def _find_ways(source: Source) -> ShortWays | None:
     """The short ways of a source; None if other reads must come first."""
     chain = fused_chain(source)
     if chain is None or not chain.has_short_ways:
@@ -60,10 +60,10 @@ def _find_ways(source: Source) -> Ways | None:
     if loops is None:
         return None
     if chain.plannable_store is None:
-        return Ways(short=short_unsharded_reader(source, chain, loops))
+        return ShortWays(short=short_unsharded_reader(source, chain, loops))
     store = chain.plannable_store
     call = one_call(source, chain, loops)
     short = ShortShardedReader(source, store, chain, loops, call)
     if call is None:
-        return Ways(None, short)
-    return Ways(SingleReader(source, store, chain, call), short)
+        return ShortWays(None, short)
+    return ShortWays(SingleReader(source, store, chain, call), short)
