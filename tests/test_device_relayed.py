@@ -33,8 +33,8 @@ from gpushard.devices.choice import choose_chain
 from gpushard.devices.placement import Rates
 from gpushard.devices.relayed import BufferSet, Pieces, RelayState
 from gpushard.fused import choice, system_calls
+from gpushard.fused.addresses import address_of
 from gpushard.fused.system_calls import new_mutex
-from gpushard.fused.thread_memory import address_of
 from gpushard.options import MIB
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole

@@ -33,9 +33,9 @@ from fused_cases import (
 )
 from gpushard import Options
 from gpushard.fused import choice
+from gpushard.fused.addresses import address_of
 from gpushard.fused.libraries import find_library
 from gpushard.fused.sink import FusedSink
-from gpushard.fused.thread_memory import address_of
 from gpushard.options import MIB
 from gpushard.placing.place import HostSink
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal

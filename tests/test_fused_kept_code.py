@@ -20,8 +20,8 @@ from llvmlite import binding
 
 from fused_cases import VALUES, ZSTD, stored
 from gpushard.fused import choice, compiling, kept_code, loading
+from gpushard.fused.addresses import address_of
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
-from gpushard.fused.thread_memory import address_of
 
 ROOT = Path(__file__).parents[1]
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"

@@ -25,8 +25,9 @@ from fused_cases import (
     stored,
 )
 from gpushard.fused import choice, loading, one_call, short_selection
+from gpushard.fused.addresses import address_of
 from gpushard.fused.one_call import OneCall
-from gpushard.fused.thread_memory import Buffer, ThreadMemory, address_of
+from gpushard.fused.thread_memory import Buffer, ThreadMemory
 from gpushard.reading import results
 from guarded_planning import guarded_planning
 from selection_strategies import (

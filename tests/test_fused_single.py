@@ -18,11 +18,12 @@ import gpushard
 from array_strategies import codec
 from fused_cases import CHAINS, CRC, FUSED, LITTLE, LZ4, VALUES, ZSTD, blosc, stored
 from gpushard.fused import choice, placer
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import loops_for
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer
-from gpushard.fused.thread_memory import ThreadMemory, address_of
+from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write

@@ -13,9 +13,10 @@ import zarr
 
 from gpushard.codecs.contexts import ThreadContexts
 from gpushard.fused import choice, kept_code
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import RAW
 from gpushard.fused.libraries import Library
-from gpushard.fused.thread_memory import WINDOW_NBYTES, ThreadMemory, address_of
+from gpushard.fused.thread_memory import WINDOW_NBYTES, ThreadMemory
 from gpushard.options import MIB
 
 ROWS = np.zeros((4, 6), "f4")

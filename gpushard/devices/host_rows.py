@@ -23,9 +23,9 @@ from gpushard.devices.placement import (
     without_libdeflate,
 )
 from gpushard.fetching.job import Job
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import are_loaded, row_decoder
-from gpushard.fused.thread_memory import address_of
 from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB
 from gpushard.placing.place import completed, decode_row

@@ -27,9 +27,9 @@ from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job
+from gpushard.fused.addresses import address_of
 from gpushard.fused.choice import are_loaded, relay_loops
 from gpushard.fused.system_calls import new_mutex, pread_address
-from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import LEFT, Relay
 from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB, MIB

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import (
     CELL_ROWS,
     FIRST_LENGTH,
@@ -29,7 +30,6 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.patches import PatchLanding, cut_patches
 from gpushard.fused.points import PointLanding, cut_points, is_flat
-from gpushard.fused.thread_memory import address_of
 from gpushard.placing.scatter import GridTarget
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart

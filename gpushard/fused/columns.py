@@ -10,7 +10,8 @@ from __future__ import annotations
 #   in memory if it is NO_FILE. FILLED: decoded elements in memory.
 # - OFFSET, TARGET, PART: where the box's first element lies in the decoded bytes, the
 #   address that it goes to, and the part of the plan, whose strides apply.
-# - ENTRY: place of the inner chunk in its index (only in planned boxes).
+# - ENTRY: place of the inner chunk in its index, or number of its file (only of boxes
+#   that the loops plan, and of files of one inner chunk).
 # - KEEP: address of the memory that keeps the decoded inner chunk, or 0.
 # - LISTED: address of a list of elements, or 0.
 # - FIRST_LENGTH and on: length along each axis.

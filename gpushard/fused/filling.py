@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import FILE, FILLED, SOURCE
-from gpushard.fused.thread_memory import address_of
 from gpushard.options import KIB
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source

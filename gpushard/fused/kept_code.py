@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gpushard.devices.kernels import cache_directory
+from gpushard.fused.addresses import address_of
 from gpushard.fused.elf import MachineCode
-from gpushard.fused.thread_memory import address_of
 
 # Modules, relative to the package, that determine the content of the file.
 SOURCES = (

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from gpushard.codecs import libblosc2, libdeflate, libzstd
+from gpushard.fused.addresses import function_address
 from gpushard.fused.columns import (
     BLOSC,
     GZIP,
@@ -24,7 +25,6 @@ from gpushard.fused.columns import (
     ZLIB,
     ZSTD,
 )
-from gpushard.fused.system_calls import function_address
 
 # Only this version of the binary interface is known here: the name is the SONAME.
 _LIBZ = "libz.so.1"

@@ -18,11 +18,11 @@ from gpushard.devices.waiting import (
     NOT_READY,
 )
 from gpushard.fused import kept_code
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import laying_words, sorting_words
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
-from gpushard.fused.shares import Shares
+from gpushard.fused.shares import NO_SHARES, Shares
 from gpushard.fused.system_calls import thread_calls, usleep_address
-from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import (
     PLACE_BOXES,
     PLACE_OBJECTS,
@@ -39,17 +39,16 @@ from gpushard.fused.words import (
     Poll,
     Relay,
     Team,
+    pack_placing,
+    pack_planning,
 )
 from gpushard.selecting.selection import Ints
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p)
-_pack_placing = Struct(f"={WORDS + len(Decoder._fields)}q").pack
 _pack_opening = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q").pack
-_pack_planning = Struct(f"={WORDS + len(PlanParameters._fields)}q").pack
 _pack_relay = Struct(f"={WORDS + len(Relay._fields)}q").pack
 _pack_team = Struct(f"={WORDS + len(Team._fields)}q").pack
 _pack_poll = Struct(f"={WORDS + len(Poll._fields)}q").pack
-_NO_SHARES = (0,) * (WORDS - 8)
 _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
 
@@ -84,7 +83,7 @@ class CompiledLoops:
     ) -> None:
         """Decode and copy all boxes, or those claimed (see `loops.place_shares`)."""
         words = _placing(boxes, strides, work, is_placed, shares)
-        self._run(_pack_placing(PLACE_BOXES, *words, *decoder))
+        self._run(pack_placing(PLACE_BOXES, *words, *decoder))
 
     def place_objects(
         self,
@@ -188,7 +187,7 @@ class CompiledLoops:
         strides, boxes, shards, columns, table = arrays
         work = np.empty(n_words, np.int64)
         return self._run(
-            _pack_planning(
+            pack_planning(
                 which,
                 address_of(strides),
                 1,
@@ -223,7 +222,7 @@ def _placing(
         len(boxes),
         address_of(work),
         address_of(is_placed),
-        *(_NO_SHARES if shares is None else shares.words),
+        *(NO_SHARES if shares is None else shares.words),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import (
     AXIS_ROWS,
@@ -25,9 +26,17 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.placer import BoxPlacer, LinkedLoops
+from gpushard.fused.shares import NO_SHARES
 from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
-from gpushard.fused.thread_memory import address_of
-from gpushard.fused.words import READ_AXES, READ_BOX, WORDS, Decoder, PlanParameters
+from gpushard.fused.words import (
+    READ_AXES,
+    READ_BOX,
+    WORDS,
+    Decoder,
+    PlanParameters,
+    pack_placing,
+    pack_planning,
+)
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import MIB
 from gpushard.selecting.selection import Ints
@@ -35,13 +44,9 @@ from gpushard.source import Source
 
 # Each thread keeps memory for an inner chunk of this size, stored and decoded.
 MOST_NBYTES = 2 * MIB
-_NO_SHARES = (0,) * 4
-_N_DECODER, _N_PLANNED = len(Decoder._fields), len(PlanParameters._fields)
-_pack_placing = Struct(f"={WORDS + _N_DECODER}q").pack
-_pack_planning = Struct(f"={WORDS + _N_PLANNED}q").pack
 # Distance of what follows the words of a call from the first word.
-_BEHIND_BOX = 8 * (WORDS + _N_DECODER)
-_BEHIND_AXES = 8 * (WORDS + _N_PLANNED) + _BEHIND_BOX
+_BEHIND_BOX = 8 * (WORDS + len(Decoder._fields))
+_BEHIND_AXES = 8 * (WORDS + len(PlanParameters._fields)) + _BEHIND_BOX
 
 
 class _Words(NamedTuple):
@@ -122,7 +127,7 @@ class OneCall:
         boxes = words.memory
         is_placed = boxes + self._boxes_nbytes
         elements = mesh.elements
-        head = _pack_planning(
+        head = pack_planning(
             *(READ_AXES, _BEHIND_AXES, 1, self._ndim, boxes, mesh.n_most),
             *(address_of(rows), len(rows), address_of(elements), elements.shape[1]),
             *(_BEHIND_AXES, 0, *planned._replace(work=is_placed + MOST_BOXES)),
@@ -154,10 +159,10 @@ class OneCall:
         is_placed = work + 8 * (WORK_ROWS * WORK_AXES - 1)
         box = _BEHIND_BOX + 16 * self._ndim
         head = READ_BOX, _BEHIND_BOX, 1, self._ndim, box, 1, work
-        one = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        one = pack_placing(*head, is_placed, *NO_SHARES, *decoder)
         is_placed = memory + self._boxes_nbytes
         head = 0, 0, 0, 0, memory, 0, work
-        axes = _pack_placing(*head, is_placed, *_NO_SHARES, *decoder)
+        axes = pack_placing(*head, is_placed, *NO_SHARES, *decoder)
         return _Words(n_made, one, axes, memory)
 
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.cells import index_stride
 from gpushard.fused.system_calls import FileCalls, file_calls
-from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import Opener
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.source import Source

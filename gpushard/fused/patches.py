@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import FIRST_LENGTH, KEEP, LISTED, OFFSET, PART, TARGET
-from gpushard.fused.thread_memory import address_of
 from gpushard.planning.patches import PatchPart
 from gpushard.selecting.patches import entries_of
 from gpushard.selecting.selection import Ints

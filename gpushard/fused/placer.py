@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused import boxes
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import BLOSC, NBYTES
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import ThreadMemory, address_of
+from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.fused.words import (
     BUFFERS_NBYTES,
     STATUS_NBYTES,

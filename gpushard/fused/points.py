@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import (
     FIRST_LENGTH,
     KEEP,
@@ -21,7 +22,6 @@ from gpushard.fused.columns import (
     PART,
     TARGET,
 )
-from gpushard.fused.thread_memory import address_of
 from gpushard.planning.points import PointPart
 from gpushard.planning.spans import between, extremes_of
 from gpushard.selecting.selection import Ints

@@ -19,6 +19,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes
 from gpushard.fetching.index_room import most_indexes
 from gpushard.fetching.job import Job
+from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import GridLanding, are_too_many
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
@@ -37,7 +38,6 @@ from gpushard.fused.kept_chunks import (
 )
 from gpushard.fused.placer import PlanPlacer
 from gpushard.fused.shares import Shares
-from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE
 from gpushard.planning import blocks

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import ENTRY, FILE, SOURCE
-from gpushard.fused.thread_memory import address_of
 from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -29,6 +29,9 @@ _CALL_NBYTES = 32 * MIB
 _SHARE_US = 400
 _CACHE_LINE = 64
 _NONE_LEFT = 1 << 62
+
+NO_SHARES = 0, 0, 0, 0
+"""`Shares.words` of a call that places all boxes."""
 
 
 class Shares:

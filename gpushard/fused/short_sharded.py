@@ -19,6 +19,7 @@ from gpushard.errors import CorruptShardError, ObjectChangedError
 from gpushard.fetching.fetch import fetch_indexes, known_index
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import are_indexes_many
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import END, FILE, FILLED, RAW
 from gpushard.fused.files import (
@@ -41,7 +42,6 @@ from gpushard.fused.short_selection import (
     grid_of,
     lay_over,
 )
-from gpushard.fused.thread_memory import address_of
 from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT

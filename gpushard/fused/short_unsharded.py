@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import (
     ENTRY,
@@ -39,7 +40,6 @@ from gpushard.fused.opening import (
 from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short_selection import grid_of, lay_over
-from gpushard.fused.thread_memory import address_of
 from gpushard.fused.words import Opener
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source

@@ -16,11 +16,11 @@ import numpy as np
 
 from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
+from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.short_selection import Coordinate, grid_of
-from gpushard.fused.thread_memory import address_of
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE

@@ -13,13 +13,13 @@ import numpy as np
 
 from gpushard.fetching.job import Answer, Job, JobReader, RequestReader
 from gpushard.fetching.ranged import CacheSlots, RangedBlock
+from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import GridLanding, Landings
 from gpushard.fused.columns import FILE, FILLED, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.files import file_reader
 from gpushard.fused.filling import little_fill
 from gpushard.fused.placer import Bools, PlanPlacer
 from gpushard.fused.sharded import sharded_read
-from gpushard.fused.thread_memory import address_of
 from gpushard.fused.unsharded import unsharded_read
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import ShardBlock

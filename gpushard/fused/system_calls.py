@@ -5,20 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import function_address
 from gpushard.fused.words import OPENAT2
 
 # More than a `pthread_mutex_t` has anywhere: 40 bytes on Linux, or 48.
 _MUTEX_NBYTES = 128
-
-
-def function_address(function: Any) -> int:
-    """Address of a function that ctypes has loaded; 0 for None."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 @cache

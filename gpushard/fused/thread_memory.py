@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from ctypes import addressof, c_char
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import WORK_AXES, WORK_ROWS
 from gpushard.fused.libraries import Library
 from gpushard.memory.pages import in_pages
@@ -93,14 +93,3 @@ class ThreadMemory(threading.local):
         if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):
             self._kept[use] = buffer
         return buffer
-
-
-def address_of(array: NDArray[Any] | None) -> int:
-    """Address of an array's first element; 0 if there is none."""
-    if array is None or not array.size:
-        return 0
-    try:
-        # In a third of the time that NumPy takes to describe an array.
-        return addressof(c_char.from_buffer(array))
-    except (TypeError, ValueError):  # read-only, with gaps, or of times
-        return int(array.__array_interface__["data"][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import NamedTuple
 
 # The tasks of the compiled function, and the words of each (int64; arrays by their
@@ -317,3 +318,7 @@ class PlanParameters(NamedTuple):
     fill: int
     target: int
     work: int
+
+
+pack_placing = Struct(f"={WORDS + len(Decoder._fields)}q").pack
+pack_planning = Struct(f"={WORDS + len(PlanParameters._fields)}q").pack
