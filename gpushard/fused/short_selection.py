@@ -15,7 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.cells import index_stride
-from gpushard.fused.columns import AXIS_ROWS, CELL, END, FIRST_LENGTH, PER_SHARD
+from gpushard.fused.columns import (
+    AXIS_ROWS,
+    CELL,
+    END,
+    FIRST_LENGTH,
+    N_CELLS,
+    PER_SHARD,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.planning.blocks import order_by, shards_of
 from gpushard.selecting.selection import (
@@ -35,8 +42,10 @@ MOST_BOXES, MOST_SHARDS = 1024, 32
 _NO_ELEMENTS = np.empty((2, 0), np.int64)
 
 Coordinate = tuple[int, ...]
-Grid = Sequence[tuple[int, int, int, int]]
-"""For each axis, the values of `columns.CELL` and the three rows after it."""
+AxisGrid = tuple[int, int, int, int]
+"""Rows of an axis that its array determines: `columns.CELL` to `CHUNK_STRIDE`."""
+Grid = Sequence[AxisGrid]
+"""One for each axis."""
 
 
 class PlannedBoxes(NamedTuple):
@@ -218,9 +227,7 @@ def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
     )
 
 
-def _along_slice(
-    axis: SliceAxis, axis_grid: tuple[int, int, int, int], stride: int
-) -> _MeshAxis | None:
+def _along_slice(axis: SliceAxis, axis_grid: AxisGrid, stride: int) -> _MeshAxis | None:
     start, step, length, out_start, out_step, _ = axis
     if not length:
         return None
@@ -239,7 +246,7 @@ def _along_slice(
 
 
 def _along_index(
-    axis: IndexAxis, axis_grid: tuple[int, int, int, int], stride: int, n_before: int
+    axis: IndexAxis, axis_grid: AxisGrid, stride: int, n_before: int
 ) -> _MeshAxis | None:
     """`n_before`: number of elements that the indexes of earlier axes take."""
     n_elements = axis.length
@@ -260,7 +267,7 @@ def _points(selection: Points, grid: Grid, out: NDArray[Any]) -> ScatteredPoints
         return None
     coordinates = np.array(selection.coordinates)
     axes = np.zeros((AXIS_ROWS, len(grid)), np.int64)
-    axes[CELL : CELL + 4] = np.array(grid).T
+    axes[CELL:N_CELLS] = np.array(grid).T
     shard = coordinates // (axes[CELL] * axes[PER_SHARD])[:, np.newaxis]
     order = order_by(shard)
     shards, number = shards_of(shard[:, order])
