@@ -123,7 +123,7 @@ class Options:
         Decoded bytes that a process reads, in all its reads together, before loops are
         compiled for reads (numba), once per machine. A process that has read so much is
         likely to read as much again. On Linux (x86-64) another process compiles them,
-        which takes it half a minute and more, and reads go on without them meanwhile.
+        in 10 to 20 seconds of an idle core, and reads go on without them meanwhile.
         With 0, and elsewhere, the read waits. Loops that an earlier process has
         compiled are loaded in milliseconds, from a 64th of that size on; for that, a
         small read counts as 16 KiB. Once loaded, all reads use them.

@@ -49,7 +49,7 @@ def wait_for(process: CompilerProcess) -> None:
 
 
 def test_another_process_takes_its_turn_to_compile(tmp_path, monkeypatch):
-    """Here it finds what it would make: compiling takes half a minute."""
+    """Here it finds what it would make: compiling takes many seconds."""
     choice._load()
     code = kept_code.kept_file()
     if code is None or not code.exists():
@@ -87,11 +87,49 @@ def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
     loops = choice._load()
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_kept_loops", lambda: None)
-    monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
+    events = []
+
+    def compiled():
+        events.append("load")
+        return loops
+
+    monkeypatch.setattr(choice, "_compiled_loops", compiled)
     monkeypatch.setattr(choice._compiler, "run_once", lambda: False)
+    monkeypatch.setattr(choice._compiler, "wait", lambda: events.append("wait"))
     options = Options(small_read_chunks=0, compile_nbytes=0)
     gpushard.open_array(held(stored([ZSTD]).objects), options=options)[...]
     assert type(seen.sinks.pop()) is FusedSink
+    assert events == ["wait", "load"]
+
+
+def test_who_waits_goes_on_when_the_process_has_ended(folder, monkeypatch):
+    monkeypatch.setattr(compiler_process, "_PROGRAM", "import time; time.sleep(0.2)")
+    process = CompilerProcess()
+    assert not process.run_once()
+    process.wait()
+    assert process.run_once()
+
+
+def test_who_waits_goes_on_beside_a_process_that_is_stuck(folder, monkeypatch):
+    monkeypatch.setattr(compiler_process, "_PROGRAM", "import time; time.sleep(60)")
+    monkeypatch.setattr(compiler_process, "_MOST_WAIT_S", 0.1)
+    process = CompilerProcess()
+    process.wait()
+    assert not process.run_once()
+    assert process._pid is not None
+    os.kill(process._pid, signal.SIGKILL)
+    wait_for(process)
+
+
+def test_the_process_leaves_it_to_the_last_step_to_optimise(folder, monkeypatch):
+    """numba's own passes take half of the time, and are then made once more."""
+    program = compiler_process._PROGRAM.partition("from gpushard")[0]
+    ends = "raise SystemExit(__import__('numba').config.OPT)"
+    monkeypatch.setattr(compiler_process, "_PROGRAM", program + ends)
+    process = CompilerProcess()
+    process.run_once()
+    assert process._pid is not None
+    assert os.waitstatus_to_exitcode(os.waitpid(process._pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize(

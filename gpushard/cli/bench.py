@@ -53,7 +53,9 @@ def bench(
         array = gpushard.open_array(url, device="cpu", options=options)
         has_loops = can_have_loops()
         if has_loops and not are_loops_kept():
-            say("compiling loops, if the array's codecs are theirs: half a minute ...")
+            say(
+                "compiling loops, if the array's codecs are theirs: some 20 seconds ..."
+            )
         readers, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
         if as_json:
             print_json(_bench_facts(url, readers, rows) | {"has_loops": has_loops})

@@ -256,7 +256,11 @@ def _look_for_loops(compiles: bool, waits: bool) -> None:
     try:
         if not _loaded and (kept := _kept_loops()) is not None:
             _loaded.append(kept)
-        if not _loaded and compiles and (waits or _compiler.run_once()):
+        if _loaded or not compiles:
+            return
+        if waits:
+            _compiler.wait()
+        if waits or _compiler.run_once():
             _loaded.append(_compiled_loops())
     except OSError as error:
         _refuse_all_but_no_descriptor(error)

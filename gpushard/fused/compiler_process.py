@@ -1,17 +1,19 @@
-"""Compiles the loops in a separate process, while this one reads without them."""
+"""Compiles the loops in a separate process, for which this one need not wait."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from gpushard.fused import kept_code
 
 # The new process imports what this one does, and does not look at `PYTHONPATH` again.
 # It must not keep open what this process inherited, such as a shell's lock or a pipe,
-# because it may run for longer.
+# because it may run for longer. numba optimises each function by itself before
+# `compiling.object_of` optimises all of them together. Not to do so halves the time.
 _PROGRAM = """
 import os, sys
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -22,19 +24,22 @@ for fd in map(int, os.listdir("/proc/self/fd")):
             pass
 sys.path[:] = sys.argv[1:]
 os.nice(2)
+os.environ["NUMBA_OPT"] = "0"
 from gpushard.fused import kept_code, loading
 with kept_code.compile_lock():
     loading.load()
 """
 # In a program that embeds Python, `sys.executable` may be that program.
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?[a-z]?")
+# After so long it is taken for stuck: on a busy machine it takes less than a minute.
+_MOST_WAIT_S, _LOOK_EVERY_S = 180.0, 0.02
 
 
 class CompilerProcess:
     """A process that compiles the loops and keeps their code, where that is possible.
 
-    It takes half a minute and more, and 350 MiB. It yields to other work, and runs to
-    its end even if this process ends before. The next process then finds the code.
+    It takes 10 to 20 seconds of an idle core, and 450 MiB. It yields to other work, and
+    runs to its end even if this process ends before. The next process finds the code.
     """
 
     def __init__(self) -> None:
@@ -52,6 +57,12 @@ class CompilerProcess:
         if self._pid is not None and not self._is_over:
             self._is_over = _has_ended(self._pid)
         return self._is_over
+
+    def wait(self) -> None:
+        """Return when it is over, or so late that it is taken for stuck."""
+        until = time.monotonic() + _MOST_WAIT_S
+        while not self.run_once() and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _start() -> int | None:
