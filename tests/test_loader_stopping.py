@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -166,3 +169,49 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         next(early)
         assert ended._epochs._stop.is_set()
         assert not loader._pass._epochs._stop.is_set()
+
+
+UNFINISHED = """
+import sys, threading, time, gpushard
+from gpushard.loader import prefetch
+labels, way = gpushard.open_array(sys.argv[1], device="cpu"), sys.argv[2]
+n_batches, is_begun = 0, threading.Event()
+if way == "endless":
+    prefetch._LONGEST_AT_EXIT_S = 0.2
+def transform(batch):
+    global n_batches
+    n_batches += 1
+    if n_batches == 2:
+        is_begun.set()
+        time.sleep(30 if way == "endless" else 0.3)
+        print("transformed", flush=True)
+    return batch
+loader = gpushard.Loader(labels, batch_size=1, transform=transform)
+batches = iter(loader)
+next(batches)
+is_begun.wait()
+if way == "dropped":
+    del loader, batches
+"""
+MNIST = Path(__file__).parent / "data" / "real" / "mnist.zarr"
+
+
+def said_at_the_end(way: str) -> tuple[int, str, str]:
+    """Status and output of a program that ends while its second batch is made."""
+    run = subprocess.run(
+        [sys.executable, "-c", UNFINISHED, str(MNIST / "labels"), way],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=25,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.parametrize("way", ["kept", "dropped"])
+def test_a_program_ends_after_the_batch_that_is_being_transformed(way):
+    assert said_at_the_end(way) == (0, "transformed\n", "")
+
+
+def test_a_program_does_not_wait_for_a_transform_that_takes_very_long():
+    assert said_at_the_end("endless") == (0, "", "")

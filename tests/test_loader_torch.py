@@ -213,3 +213,31 @@ def test_a_program_that_ends_during_an_epoch_ends_quietly():
         timeout=120,
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+IN_TORCH = """
+import sys
+import torch
+import gpushard
+kernel = torch.randn(1, 1, 5, 5)
+def blurred(batch):
+    images = batch.float()[:, None]
+    for _ in range(50):
+        images = torch.nn.functional.conv2d(images, kernel, padding=2)
+    return images
+images = gpushard.open_array(sys.argv[1], device="cpu")
+for batch in gpushard.Loader(images, batch_size=50, to="torch", transform=blurred):
+    break
+"""
+
+
+def test_a_program_may_end_while_torch_transforms_a_batch():
+    # torch aborts the process if the interpreter ends a thread that it works in.
+    run = subprocess.run(
+        [sys.executable, "-c", IN_TORCH, str(MNIST / "images")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (run.returncode, run.stderr) == (0, "")

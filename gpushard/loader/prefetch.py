@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from weakref import finalize, ref
 
 from gpushard.errors import UnsupportedError
-from gpushard.stop_flag import StopFlag, enter, leave
+from gpushard.stop_flag import INTERRUPTS, StopFlag, enter, leave
 
 Item = TypeVar("Item")
 
@@ -22,6 +23,9 @@ _MOST_AHEAD = 1 << 16
 # Seconds after which a waiting thread checks whether its consumer still exists. An
 # interrupt may keep the consumer from ending the thread.
 _LOOK_AGAIN_S = 1.0
+# Longest wait at the end of the interpreter, in seconds: longer than a store waits for
+# a silent server (15 s), and no hang where a transform waits for something.
+_LONGEST_AT_EXIT_S = 20.0
 
 
 @dataclass
@@ -84,11 +88,29 @@ class _Channel(Generic[Item]):
             return
 
 
+class _Stage(threading.Thread):
+    """Thread that makes the items of a `Prefetched`."""
+
+    def __init__(
+        self,
+        items: Iterator[Any],
+        channel: _Channel[Any],
+        consumer: ref[Prefetched[Any]],
+    ) -> None:
+        super().__init__(
+            target=_run,
+            args=(items, channel, consumer),
+            name="gpushard-loader",
+            daemon=True,
+        )
+        self.channel = channel
+
+
 class Prefetched(Generic[Item]):
     """Items of an iterator, of which a thread makes up to `depth` ahead.
 
     The thread ends with the iterator, after the first error, when this object is closed
-    or dropped, or when the interpreter ends, which does not wait for the thread.
+    or dropped, or when the interpreter ends, which waits for its current task.
 
     Parameters
     ----------
@@ -110,12 +132,7 @@ class Prefetched(Generic[Item]):
             self._channel.permits.put(None)
         self._waits = waits
         self._is_ended = False
-        self._thread = threading.Thread(
-            target=_run,
-            args=(items, self._channel, ref(self)),
-            name="gpushard-loader",
-            daemon=True,
-        )
+        self._thread = _Stage(items, self._channel, ref(self))
         self._pid = os.getpid()
         # It runs once: a generator that is dropped with the last modules finds nothing
         # left to do, and nothing of this module any more.
@@ -220,3 +237,21 @@ def _got_permit(channel: _Channel[Any], consumer: ref[Prefetched[Any]]) -> bool:
             channel.permits.get(timeout=_LOOK_AGAIN_S)
             return not channel.stop.is_set()
     return False
+
+
+def _end_all() -> None:
+    """End all threads, and wait for them; an interrupt ends the wait.
+
+    The interpreter would end a thread as soon as it comes back from another library,
+    such as torch in a transform. If that is in C++, it aborts the process instead.
+    """
+    stages = [one for one in threading.enumerate() if isinstance(one, _Stage)]
+    deadline = time.monotonic() + _LONGEST_AT_EXIT_S
+    with suppress(*INTERRUPTS):
+        for stage in stages:
+            stage.channel.end()
+        for stage in stages:
+            stage.join(max(deadline - time.monotonic(), 0))
+
+
+atexit.register(_end_all)
