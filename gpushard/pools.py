@@ -301,6 +301,14 @@ def to_the_end(wait: Callable[[], object]) -> None:
         raise interrupt
 
 
+def pause_at_end(pause_s: float) -> None:
+    """Have the interpreter pause before it ends, once all that runs here has ended.
+
+    For a library whose threads touch Python for a moment after they have answered.
+    """
+    _pauses.append(pause_s)
+
+
 def _end_all() -> None:
     """Wait for what runs: it uses memory that goes with the interpreter.
 
@@ -314,6 +322,8 @@ def _end_all() -> None:
         while pools := [pool for pool in pools if not pool.end(at_s)]:
             stop_all()
             at_s = time.monotonic() + _LOOK_AGAIN_S
+        time.sleep(max(_pauses, default=0))
 
 
+_pauses: list[float] = []
 atexit.register(_end_all)

@@ -13,6 +13,7 @@ import pytest
 
 from gpushard import pools
 from gpushard.pools import Pool, run_in_turn
+from gpushard.stores import obstores
 from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
 
 
@@ -224,6 +225,17 @@ def test_at_the_end_of_the_interpreter_nobody_waits_for_requests():
     assert took < 10
 
 
+def test_the_interpreter_pauses_for_other_libraries_after_all_has_ended():
+    out, err, took = at_exit(
+        "pools.pause_at_end(0.4); pools.pause_at_end(0.6); "
+        "sleep = time.sleep; sleep(0.2); "
+        "time.sleep = lambda s: (print(f'pause {s}', flush=True), sleep(s))"
+    )
+    assert out == "ended\npause 0.6\n"
+    assert not err
+    assert took > 0.6
+
+
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_at_the_end_of_the_interpreter_is_not_told(number):
     kill = f"os.kill(os.getpid(), signal.{number})"
@@ -239,3 +251,17 @@ def test_a_pool_that_has_ended_begins_nothing():
     pool.end()
     assert future.result() == 0
     assert pools.submit_all(pool, [int]) == []
+
+
+def test_a_process_that_reads_through_obstore_pauses_before_it_ends(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(obstores, "pause_at_end", pauses.append)
+    monkeypatch.setattr(obstores, "_loops", {})
+    before = {*threading.enumerate()}
+    loop = obstores._loop()
+    assert obstores._loop() is loop
+    loop.call_soon_threadsafe(loop.stop)
+    for thread in {*threading.enumerate()} - before:
+        thread.join()
+    loop.close()
+    assert pauses == [obstores._PAUSE_S]
