@@ -57,7 +57,7 @@ def test_pinned_memory_that_went_back_is_had_while_the_driver_gives_none(
         return host_alloc(nbytes)
 
     monkeypatch.setattr(device.cupy, "host_alloc", hangs)
-    other = threading.Thread(target=there.allocate_pinned, args=(5000,), daemon=True)
+    other = threading.Thread(target=there.allocate_pinned, args=(5 * PAGE_NBYTES,), daemon=True)
     other.start()
     try:
         assert asked.wait(20)
@@ -90,4 +90,22 @@ def test_no_more_is_pinned_than_was_asked_for_and_at_most_half_is_wasted(device)
     for n in (6, 3, 2, 7):
         there.allocate_pinned(n * PAGE_NBYTES)
         pinned.append(device.cupy.host_nbytes - before)
-    assert [nbytes // PAGE_NBYTES for nbytes in pinned] == [6, 6, 6, 8, 15]
+    assert [nbytes // PAGE_NBYTES for nbytes in pinned] == [6, 6, 6, 8, 9]
+
+
+def test_requests_that_grow_do_not_leave_a_piece_each(device):
+    there = find_device("cuda").device
+    before = device.cupy.host_nbytes
+    for n in range(1, 65):
+        there.allocate_pinned(n * PAGE_NBYTES)  # and dropped
+    # One piece is left of each size that the next does not stand in for.
+    assert device.cupy.host_nbytes - before < 2 * 64 * PAGE_NBYTES
+
+
+def test_a_piece_stands_in_for_unused_ones_of_half_its_size_and_more(device):
+    there = find_device("cuda").device
+    before = device.cupy.host_nbytes
+    held = [there.allocate_pinned(n * PAGE_NBYTES) for n in (3, 4, 7)]
+    del held[:2]
+    held += [there.allocate_pinned(8 * PAGE_NBYTES)]
+    assert device.cupy.host_nbytes - before == (3 + 7 + 8) * PAGE_NBYTES

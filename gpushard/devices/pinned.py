@@ -7,6 +7,7 @@ answer (docs/damaged.md).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -54,10 +55,12 @@ class PinnedPieces:
     def make(self, nbytes: int) -> NDArray[np.uint8]:
         """Array over memory that is pinned for it: uint8, (nbytes,).
 
-        If no more can be pinned, all that is unused is given back first. Raises
-        `DeviceMemoryError` if that does not help.
+        Unused pieces in whose place this one can be handed out are given back first:
+        requests that grow would leave a piece each. If no more can be pinned, all that
+        is unused is given back. Raises `DeviceMemoryError` if that does not help.
         """
         size = _whole_pages(nbytes)
+        self._drop_unused(-(-size // _MOST_TIMES), size)
         try:
             memory = self._pin(size)
         except DeviceMemoryError:
@@ -77,14 +80,15 @@ class PinnedPieces:
         else:
             self._unused.setdefault(size, deque()).append(memory)
 
-    def _drop_unused(self) -> bool:
-        """Whether there was any."""
+    def _drop_unused(self, least_nbytes: int = 0, end_nbytes: int = sys.maxsize) -> bool:
+        """Give back unused pieces of such sizes; whether there was any."""
         n_dropped = 0
-        for pieces in list(self._unused.values()):
-            with suppress(IndexError):
-                while True:
-                    pieces.pop()
-                    n_dropped += 1
+        for size, pieces in list(self._unused.items()):
+            if least_nbytes <= size < end_nbytes:
+                with suppress(IndexError):
+                    while True:
+                        pieces.pop()
+                        n_dropped += 1
         return n_dropped > 0
 
 
