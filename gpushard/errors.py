@@ -112,7 +112,7 @@ class GpushardError(Exception):
             f"{label} {_shortened(repr(value))}"
             for label, value in (
                 ("array", self._address),
-                ("shard", self.shard_key),
+                ("shard", self._shard),
                 ("inner chunk", self.inner_chunk),
                 ("codec", self.codec),
                 ("at", self.json_path),
@@ -138,6 +138,12 @@ class GpushardError(Exception):
         # If the error is a wrong argument, this may be a value of any type.
         url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
         return "/".join(part for part in (url, path.strip("/")) if part)
+
+    @property
+    def _shard(self) -> str | None:
+        """Key of the shard from the array on, so that both together are its place."""
+        path = str(self.array_path or "").strip("/")
+        return self.shard_key and self.shard_key.removeprefix(f"{path}/")
 
     # Python would do the same. But tblib, which distributed loads, has its own way for
     # exceptions without one, and cannot make a `MemoryError`.

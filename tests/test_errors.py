@@ -78,7 +78,7 @@ def test_the_tree_drawn_at_the_top_names_every_error():
 
 def test_a_message_says_what_where_both_sides_and_what_to_do_in_one_sentence():
     assert str(CorruptShardError("bytes are missing", **FIELDS)) == (
-        "bytes are missing (array 'ocean/salt', shard 'ocean/salt/c/0/1', inner chunk"
+        "bytes are missing (array 'ocean/salt', shard 'c/0/1', inner chunk"
         " (3, 4), codec 'zstd', at 'codecs[0].configuration'): expected 16 bytes,"
         " got 12 bytes; restore the shard."
     )
