@@ -188,9 +188,9 @@ def object_of(function: Compiled) -> bytes:
     )
     options = binding.create_pipeline_tuning_options(speed_level=3)
     passes = binding.create_pass_builder(machine, options)
-    # Twice, as numba may not have optimised the functions that are inlined: the LZ4
-    # decoder is up to a tenth slower after one turn.
-    for _ in range(2):
+    # Three times, as numba may not have optimised the functions that are inlined: the
+    # LZ4 decoder is a tenth slower after one turn, and a twentieth after two.
+    for _ in range(3):
         passes.getModulePassManager().run(module, passes)
     # numba counts references to arrays. Once functions are inlined, it shows that
     # nobody refers to these. These passes then drop the counting, and with it calls to
