@@ -57,7 +57,8 @@ def test_pinned_memory_that_went_back_is_had_while_the_driver_gives_none(
         return host_alloc(nbytes)
 
     monkeypatch.setattr(device.cupy, "host_alloc", hangs)
-    other = threading.Thread(target=there.allocate_pinned, args=(5 * PAGE_NBYTES,), daemon=True)
+    more = [5 * PAGE_NBYTES]
+    other = threading.Thread(target=there.allocate_pinned, args=more, daemon=True)
     other.start()
     try:
         assert asked.wait(20)

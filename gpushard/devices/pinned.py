@@ -80,11 +80,11 @@ class PinnedPieces:
         else:
             self._unused.setdefault(size, deque()).append(memory)
 
-    def _drop_unused(self, least_nbytes: int = 0, end_nbytes: int = sys.maxsize) -> bool:
-        """Give back unused pieces of such sizes; whether there was any."""
+    def _drop_unused(self, least: int = 0, end: int = sys.maxsize) -> bool:
+        """Give back unused pieces of such sizes in bytes; whether there was any."""
         n_dropped = 0
         for size, pieces in list(self._unused.items()):
-            if least_nbytes <= size < end_nbytes:
+            if least <= size < end:
                 with suppress(IndexError):
                     while True:
                         pieces.pop()
