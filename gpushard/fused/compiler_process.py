@@ -23,7 +23,6 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         except OSError:
             pass
 sys.path[:] = sys.argv[1:]
-os.nice(2)
 os.environ["NUMBA_OPT"] = "0"
 from gpushard.fused import kept_code, loading
 with kept_code.compile_lock():
@@ -38,8 +37,8 @@ _MOST_WAIT_S, _LOOK_EVERY_S = 180.0, 0.02
 class CompilerProcess:
     """A process that compiles the loops and keeps their code, where that is possible.
 
-    It takes 10 to 20 seconds of an idle core, and 450 MiB. It yields to other work, and
-    runs to its end even if this process ends before. The next process finds the code.
+    It takes 10 to 20 seconds of an idle core, and 450 MiB. It runs to its end even if
+    this process ends before. The next process then finds the code.
     """
 
     def __init__(self) -> None:
