@@ -23,7 +23,7 @@ from benchmarks import data
 from benchmarks.configs import KIB, MIB, Config
 from benchmarks.machine import commit, load, machine
 from benchmarks.worker import peak_nbytes, start_of_peak
-from gpushard.cli.diagnosis import are_loops_kept, can_have_loops
+from gpushard.cli.diagnosis import are_loops_ready, can_have_loops
 from gpushard.fused.choice import are_loaded
 
 DEFAULT_NBYTES = 64 * MIB
@@ -68,7 +68,7 @@ def measure(nbytes: int, repetitions: int = REPETITIONS) -> dict[str, Any]:
 
 def _have_loops_kept() -> None:
     """Let another process compile the loops if none has: else rows are of two kinds."""
-    if can_have_loops() and not are_loops_kept():
+    if can_have_loops() and not are_loops_ready():
         program = "from gpushard.fused.loading import load; load()"
         subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 - fixed
 

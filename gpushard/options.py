@@ -121,12 +121,13 @@ class Options:
         where.
     compile_nbytes
         Decoded bytes that a process reads, in all its reads together, before loops are
-        compiled for reads (numba), once per machine. A process that has read so much is
-        likely to read as much again. On Linux (x86-64) another process compiles them,
-        in 10 to 20 seconds of an idle core, and reads go on without them meanwhile.
-        With 0, and elsewhere, the read waits. Loops that an earlier process has
-        compiled are loaded in milliseconds, from a 64th of that size on; for that, a
-        small read counts as 16 KiB. Once loaded, all reads use them.
+        compiled for reads (numba), once per machine, where the package came without
+        them. A process that has read so much is likely to read as much again. On Linux
+        (x86-64) another process compiles them, in 10 to 20 seconds of an idle core, and
+        reads go on without them meanwhile. With 0, and elsewhere, the read waits. Loops
+        that came with the package, or that an earlier process has compiled, are loaded
+        in milliseconds, from a 64th of that size on; for that, a small read counts as
+        16 KiB. Once loaded, all reads use them.
     placement
         Where a read into a device's memory decodes what the device can decode: "cost"
         estimates what is faster, batch by batch, and has the host read what it reads

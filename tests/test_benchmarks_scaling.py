@@ -32,7 +32,7 @@ def test_loops_are_compiled_before_anything_is_timed(monkeypatch):
         scaling.subprocess, "run", lambda words, **_: begun.append(words)
     )
     for are_kept in (True, False):
-        monkeypatch.setattr(scaling, "are_loops_kept", lambda kept=are_kept: kept)
+        monkeypatch.setattr(scaling, "are_loops_ready", lambda kept=are_kept: kept)
         scaling._have_loops_kept()
         assert len(begun) == (not are_kept)
     assert "fused.loading" in begun[0][-1]

@@ -17,7 +17,7 @@ from gpushard.cli import diagnosis, gpu_software
 from gpushard.devices import find
 from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
-from gpushard.fused import kept_code
+from gpushard.fused import kept_code, machine_code
 from gpushard.fused.elf import MachineCode
 
 
@@ -96,10 +96,10 @@ def test_doctor_tells_versions_and_the_device_with_its_reason(driver):
     assert "CuPy is not installed" in facts["why"]
     assert facts["gpu"]["driver"].startswith("none")
     assert facts["gpu"]["cupy"] is None
-    assert set(facts["compiled loops"]) == {"numba", "blosc2", "cffi"}
+    assert set(facts["compiled loops"]) == {"blosc2", "cffi", "numba"}
 
 
-@pytest.mark.skipif(not kept_code.can_keep(), reason="no code is kept on this system")
+@pytest.mark.skipif(not machine_code.can_run(), reason="no code is kept on this system")
 def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
     installed = dict.fromkeys(["numba", "blosc2", "cffi"], "1.0")
     monkeypatch.setattr(diagnosis, "installed", lambda name: installed.get(name))
@@ -110,7 +110,7 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
         assert any("XDG_CACHE_HOME" in a for a in facts["advice"]) == (place is None)
 
 
-@pytest.mark.skipif(not kept_code.can_keep(), reason="no code is kept on this system")
+@pytest.mark.skipif(not machine_code.can_run(), reason="no code is kept on this system")
 def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "installed", lambda _: "1.0")
     monkeypatch.setattr(kept_code, "kept_file", lambda: tmp_path / "code.bin")
@@ -121,12 +121,30 @@ def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     assert "not compiled yet" not in run("doctor").stdout
 
 
+def test_shipped_loops_need_no_compiler_and_no_folder(monkeypatch, tmp_path):
+    installed = dict.fromkeys(["blosc2", "cffi"], "1.0")
+    monkeypatch.setattr(diagnosis, "installed", lambda name: installed.get(name))
+    monkeypatch.setattr(kept_code, "kept_file", lambda: None)
+    (told,) = run_json("doctor")["advice"]
+    assert "without numba" in told
+    monkeypatch.setattr(machine_code, "SHIPPED", tmp_path / "loops.bin")
+    monkeypatch.setattr(machine_code, "can_run", lambda: True)
+    code = machine_code.content_of(MachineCode(b"code", 0, ()))
+    machine_code.SHIPPED.write_bytes(code)
+    facts = run_json("doctor")
+    assert facts["advice"] == []
+    assert facts["loops are shipped"]
+    assert facts["loops are compiled"]
+    assert facts["compiled loops"] == installed
+    assert "come with the package" in run("doctor").stdout
+
+
 def test_the_loops_are_missed_on_a_gpu_too(monkeypatch):
     monkeypatch.setattr(diagnosis, "installed", lambda name: None)
     facts = run_json("doctor")
     (told,) = facts["advice"]
     (more,) = diagnosis._advice(facts | {"device": "cuda:0"})
-    assert told.startswith("large reads on the CPU run in Python without numba")
+    assert told.startswith("large reads on the CPU run in Python without blosc2")
     assert more == f"files take a longer way to the GPU, and {told}"
 
 

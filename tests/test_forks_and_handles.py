@@ -226,7 +226,7 @@ def test_a_fork_does_without_the_loops_that_its_parent_was_just_loading(monkeypa
     """A lock of numba's stays with the thread that loaded them: it would never end."""
     asked: list[int] = []
     monkeypatch.setattr(choice, "_loaded", [])
-    monkeypatch.setattr(choice, "_kept_loops", lambda: asked.append(os.getpid()))
+    monkeypatch.setattr(choice, "_ready_loops", lambda: asked.append(os.getpid()))
     monkeypatch.setattr(choice._turn, "is_loading", True)
     with held_by_another_thread(choice._turn.alone):
         assert answers_in_a_fork(lambda: choice._load() is None and not asked)

@@ -361,7 +361,7 @@ def test_small_reads_never_load_the_loops(seen, monkeypatch):
 def test_many_small_reads_load_the_loops_in_the_end(is_kept, seen, monkeypatch):
     loops = choice._load()
     monkeypatch.setattr(choice, "_loaded", [])
-    monkeypatch.setattr(choice, "_kept_loops", lambda: loops if is_kept else None)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: loops if is_kept else None)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
     monkeypatch.setattr(choice._compiler, "run_once", lambda: True)
     monkeypatch.setattr(choice, "_counts", choice._ReadCounts())

@@ -29,7 +29,7 @@ from fused_cases import (
     take_way,
 )
 from gpushard.formats.data_types import dtype_of_numbers
-from gpushard.fused import kept_code
+from gpushard.fused import machine_code
 from gpushard.fused.columns import CASTS
 from gpushard.fused.elf import MachineCode
 from gpushard.fused.sink import FusedSink
@@ -161,7 +161,7 @@ def test_every_cast_gives_the_bits_that_numpy_gives(dtype, into, seen, tmp_path)
 def without_subnormals():
     """The CPU takes subnormal numbers as zero, as `torch.set_flush_denormal` has it."""
     load = MachineCode(bytes.fromhex("0fae17c3"), 0, ())  # ldmxcsr [rdi]; ret
-    mapped = kept_code.map_code(load)
+    mapped = machine_code.map_code(load)
     assert mapped is not None
     function = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32))(mapped.address)
     function(ctypes.c_uint32(0x9FC0))

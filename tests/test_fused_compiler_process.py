@@ -71,7 +71,7 @@ def test_reads_go_on_without_the_loops_until_they_are_compiled(seen, monkeypatch
     loops = choice._load()
     answers = [False, False, True]
     monkeypatch.setattr(choice, "_loaded", [])
-    monkeypatch.setattr(choice, "_kept_loops", lambda: None)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: None)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: loops)
     monkeypatch.setattr(choice._compiler, "run_once", lambda: answers.pop(0))
     options = Options(small_read_chunks=0, compile_nbytes=1)
@@ -86,7 +86,7 @@ def test_reads_go_on_without_the_loops_until_they_are_compiled(seen, monkeypatch
 def test_who_asks_for_the_loops_at_once_waits_for_them(seen, monkeypatch):
     loops = choice._load()
     monkeypatch.setattr(choice, "_loaded", [])
-    monkeypatch.setattr(choice, "_kept_loops", lambda: None)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: None)
     events = []
 
     def compiled():
@@ -276,12 +276,12 @@ def test_a_fork_gives_up_what_was_being_loaded_and_nothing_else(monkeypatch):
 def test_a_fork_is_told_of_loading_as_long_as_it_lasts(monkeypatch):
     monkeypatch.setattr(choice, "_loaded", [])
     during = []
-    for name in ("load", "load_kept"):
+    for name in ("load", "load_ready"):
         monkeypatch.setattr(
             loading, name, lambda: during.append(choice._turn.is_loading)
         )
     choice._compiled_loops()
-    choice._kept_loops.__wrapped__()
+    choice._ready_loops.__wrapped__()
     assert during == [True, True]
     choice._give_up_loading()
     assert choice._loaded == []  # nobody was loading any more

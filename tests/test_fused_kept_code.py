@@ -1,63 +1,31 @@
-"""Machine code of the loops: laid out, kept for later processes, and left alone."""
+"""Machine code of the loops: kept for later processes, and left alone."""
 
 from __future__ import annotations
 
-import ast
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
-from llvmlite import binding
-
 from fused_cases import VALUES, ZSTD, stored
-from gpushard.fused import choice, compiling, kept_code, loading
-from gpushard.fused.addresses import address_of
-from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
+from gpushard.fused import choice, compiling, kept_code, loading, machine_code
+from gpushard.fused.elf import MachineCode
+from loop_objects import MODULE
 
 ROOT = Path(__file__).parents[1]
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
 pytestmark = pytest.mark.skipif(not HERE, reason="code is kept on Linux and x86-64")
 
-# A constant table, a function that is called, and two of the C library's.
-MODULE = """
-@table = internal constant [4 x i64] [i64 3, i64 1, i64 4, i64 1]
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-declare ptr @memmove(ptr, ptr, i64)
-
-define internal i64 @nth(i64 %n) noinline {
-  %at = getelementptr [4 x i64], ptr @table, i64 0, i64 %n
-  %value = load i64, ptr %at
-  ret i64 %value
-}
-
-define i64 @run(ptr %words) {
-  %n = load i64, ptr %words
-  %found = call i64 @nth(i64 %n)
-  %second = getelementptr i64, ptr %words, i64 1
-  call void @llvm.memset.p0.i64(ptr %words, i8 9, i64 %n, i1 false)
-  %moved = call ptr @memmove(ptr %second, ptr %words, i64 %n)
-  ret i64 %found
-}
-"""
-
-
-def object_of(assembly: str) -> bytes:
-    return compiling.object_of(compiling.Compiled(0, "run", assembly))
-
 
 @pytest.fixture(scope="module", autouse=True)
-def _assembler():
+def _loops():
     choice._load()
-    binding.initialize_native_asmprinter()
 
 
 @pytest.fixture
@@ -70,67 +38,6 @@ def folder(tmp_path, monkeypatch):
     kept_code.kept_file.cache_clear()
     yield tmp_path / "gpushard" / "loops"
     kept_code.kept_file.cache_clear()
-
-
-def test_code_runs_wherever_it_is_mapped():
-    code = movable_code(object_of(MODULE), "run")
-    assert code.imports == ("memmove", "memset")
-    for _ in range(2):
-        mapped = kept_code.map_code(code)
-        assert mapped is not None
-        run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(mapped.address)
-        for n, want in enumerate([3, 1, 4, 1]):
-            words = np.array([n, 0], np.int64)
-            assert run(address_of(words)) == want
-            assert words.tobytes()[8:] == b"\t" * n + b"\0" * (8 - n)
-
-
-def test_what_runs_can_no_longer_be_written():
-    code = movable_code(object_of(MODULE), "run")
-    mapped = kept_code.map_code(code)
-    assert mapped is not None
-    text = Path("/proc/self/maps").read_text(encoding="ascii")
-    rights = []
-    for place, given, *_ in map(str.split, text.splitlines()):
-        low, high = (int(end, 16) for end in place.split("-"))
-        if low <= mapped.address < high:  # neighbours of equal rights are one line
-            rights.append(given)
-    assert rights == ["r-xp"]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("internal constant", "internal global"),
-        ("@memmove", "@PyErr_Occurred"),
-        ("@table = internal constant [4 x i64]", "@table = external global [4 x i64];"),
-        ("i64 @run", "i64 @walk"),
-    ],
-    ids=["variables", "another function", "another variable", "no entry"],
-)
-def test_an_object_with_more_than_code_is_not_kept(before, after):
-    changed = MODULE.replace(before, after)
-    if after.startswith("internal"):
-        counted = "%more = add i64 %value, 1\nstore i64 %more, ptr %at\nret i64 %value"
-        changed = changed.replace("ret i64 %value", counted)
-    assert changed != MODULE
-    with pytest.raises(NotMovableError):
-        movable_code(object_of(changed), "run")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: b"",
-        lambda data: b"MZ" + data[2:],
-        lambda data: data[:16] + b"\2" + data[17:],
-        lambda data: data[:18] + b"\xb7" + data[19:],
-    ],
-    ids=["nothing", "no ELF", "an executable", "another machine"],
-)
-def test_what_is_no_object_of_this_machine_is_not_kept(damage):
-    with pytest.raises(NotMovableError):
-        movable_code(damage(object_of(MODULE)), "run")
 
 
 CODE = MachineCode(b"\0" * 16 + b"\xc3", 16, ("memcpy", "memset"))
@@ -195,53 +102,17 @@ def test_what_somebody_else_owns_is_left_alone(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("what", "other"),
-    [("_cpu", "7"), ("_installation", "numba 1 1"), ("sources", b"7")],
+    ("where", "what", "other"),
+    [(kept_code, "_installation", "numba 1 1"), (machine_code, "sources", b"7")],
 )
-def test_other_cpus_compilers_and_sources_have_code_of_their_own(
-    what, other, folder, monkeypatch
+def test_other_compilers_and_sources_have_code_of_their_own(
+    where, what, other, folder, monkeypatch
 ):
     kept_code.keep(CODE)
-    monkeypatch.setattr(kept_code, what, lambda *_: other)
+    monkeypatch.setattr(where, what, lambda *_: other)
     kept_code.kept_file.cache_clear()
     assert kept_code.kept_file() is not None
     assert kept_code.find() is None
-
-
-def test_a_cpu_is_told_by_what_it_can_do(tmp_path, monkeypatch):
-    info = tmp_path / "cpuinfo"
-    told = []
-    for flags, mhz in (("fpu sse4_2", 1), ("fpu sse4_2", 2), ("fpu avx2", 1)):
-        text = f"processor\t: 0\nmodel\t\t: 7\ncpu MHz\t: {mhz}\nflags\t\t: {flags}\n\n"
-        info.write_text(text + "processor\t: 1\nflags\t: other\n", encoding="ascii")
-        monkeypatch.setattr(kept_code, "_CPU_INFO", info)
-        told.append(kept_code._cpu())
-    assert told[0] == told[1] != told[2]
-    assert "sse4_2" in told[0]
-    assert "other" not in told[0]
-
-
-def test_everything_that_is_compiled_tells_one_code_from_another():
-    compiled = {name for name in kept_code.SOURCES if name.startswith("fused/")}
-    imported = set()
-    others = {"fused/elf", "fused/kept_code"}
-    for name in compiled - others:
-        tree = ast.parse((ROOT / "gpushard" / f"{name}.py").read_text("utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpu"):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                paths = [n.removeprefix("gpushard.").replace(".", "/") for n in names]
-                imported |= {
-                    p
-                    if (ROOT / "gpushard" / f"{p}.py").is_file()
-                    else str(Path(p).parent)
-                    for p in paths
-                }
-    assert (
-        imported | others | {"fused/compiling"}
-        == set(kept_code.SOURCES) | {"fused/compiling", "fused/elf"}
-        == set(kept_code.SOURCES)
-    )
 
 
 def test_a_function_that_numba_keeps_is_not_looked_into(monkeypatch):
@@ -282,9 +153,9 @@ def test_code_that_cannot_be_moved_runs_where_it_was_compiled(folder, monkeypatc
 
 def test_where_nothing_may_be_run_that_was_written_nothing_is(folder, monkeypatch):
     kept_code.keep(CODE)
-    monkeypatch.setattr(kept_code, "map_code", lambda _: None)
+    monkeypatch.setattr(machine_code, "map_code", lambda _: None)
     monkeypatch.setattr(compiling, "compiled", lambda *_, **__: pytest.fail("compiled"))
-    assert loading.load_kept() is None
+    assert loading.load_ready() is None
     assert loading.load() is None
 
 

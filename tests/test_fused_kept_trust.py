@@ -104,23 +104,14 @@ def test_temporary_files_are_never_looked_for_where_a_process_runs(given, monkey
     assert str(last.parent) == ("/elsewhere" if given == "/elsewhere" else "/tmp")
 
 
-def test_a_cpu_that_cannot_be_told_from_others_has_nothing_kept(
-    folder, tmp_path, monkeypatch
-):
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nmodel\t\t: 7\n", encoding="ascii")
-    monkeypatch.setattr(kept_code, "_CPU_INFO", info)
-    assert kept_code.kept_file() is None
-
-
 REFUSED = """
 import ctypes, sys, warnings
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0) != 0:
     sys.exit(77)
-from gpushard.fused import kept_code, loading
+from gpushard.fused import loading, machine_code
 from gpushard.fused.elf import MachineCode
-assert kept_code.map_code(MachineCode(bytes(8), 0, ())) is None
+assert machine_code.map_code(MachineCode(bytes(8), 0, ())) is None
 assert loading.load() is None
 assert "numba" not in sys.modules
 """

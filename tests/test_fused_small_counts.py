@@ -26,7 +26,7 @@ def asked(monkeypatch):
     loops, found = choice._load(), []
     monkeypatch.setattr(choice, "_loaded", [])
     monkeypatch.setattr(choice, "_counts", choice._ReadCounts())
-    monkeypatch.setattr(choice, "_kept_loops", lambda: found.append(loops) or loops)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: found.append(loops) or loops)
     monkeypatch.setattr(choice, "_compiled_loops", lambda: pytest.fail("compiled"))
     monkeypatch.setattr(choice._compiler, "run_once", lambda: pytest.fail("compiled"))
     return found
@@ -65,7 +65,7 @@ def test_the_option_says_after_how_many_small_reads(place):
 
 @pytest.mark.parametrize("nbytes", [0, 64 << 20])
 def test_small_reads_have_nothing_compiled(nbytes, place, asked, monkeypatch):
-    monkeypatch.setattr(choice, "_kept_loops", lambda: asked.append(None))
+    monkeypatch.setattr(choice, "_ready_loops", lambda: asked.append(None))
     read(place, 70, compile_nbytes=nbytes)
     assert not choice.are_loaded()
     assert len(asked) == 1  # looking for them takes as long as hundreds of reads
@@ -86,7 +86,7 @@ def test_reads_that_the_loops_cannot_do_do_not_count(asked):
 
 
 def test_larger_reads_have_nothing_compiled_because_of_small_ones(place, monkeypatch):
-    monkeypatch.setattr(choice, "_kept_loops", lambda: None)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: None)
     choice._counts.all_nbytes = 1 << 40
     options = Options(compile_nbytes=10 << 20, small_read_chunks=0)
     a = gpushard.open_array(place, options=options, device="cpu")
@@ -94,7 +94,7 @@ def test_larger_reads_have_nothing_compiled_because_of_small_ones(place, monkeyp
     assert choice._counts.nbytes
 
 
-@pytest.mark.parametrize("lacking", ["_kept_loops", "find_library"])
+@pytest.mark.parametrize("lacking", ["_ready_loops", "find_library"])
 def test_reads_do_without_loops_that_no_descriptor_is_left_for(
     lacking, place, monkeypatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -17,9 +18,13 @@ ROOT = Path(__file__).parents[1]
 LEFT_BY_RUNS = {"__pycache__", ".hypothesis"}
 
 
-def build(target: str, directory: Path) -> Path:
+def build(target: str, directory: Path, *, with_loops: bool = False) -> Path:
+    """A wheel or sdist; to compile the loops takes most of the time."""
+    hooks = {} if with_loops else {"HATCH_BUILD_NO_HOOKS": "true"}
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d"]
-    subprocess.run([*command, str(directory)], cwd=ROOT, check=True)
+    subprocess.run(
+        [*command, str(directory)], cwd=ROOT, env=os.environ | hooks, check=True
+    )
     (built,) = directory.iterdir()
     return built
 
@@ -61,6 +66,76 @@ def test_wheel_holds_the_kernels_as_package_data(wheel):
     }
     assert kernels
     assert kernels <= files_in(wheel)
+
+
+READS = """
+import sys
+sys.modules["numba"] = sys.modules["llvmlite"] = None  # not installed
+import numpy as np
+import zarr
+import gpushard
+from gpushard.fused import choice, machine_code
+assert machine_code.SHIPPED.is_relative_to(sys.argv[1])
+values = np.arange(400 * 300, dtype="f4").reshape(400, 300)
+zarr.create_array(sys.argv[2], data=values, chunks=(16, 16), shards=(160, 160))
+options = gpushard.Options(compile_nbytes=1)
+a = gpushard.open_array(sys.argv[2], device="cpu", options=options)
+assert (a[3:399, ::2] == values[3:399, ::2]).all()
+assert choice.are_loaded()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.uname().machine != "x86_64",
+    reason="the loops are shipped for Linux on x86-64",
+)
+def test_wheel_reads_by_compiled_loops_without_a_compiler(tmp_path):
+    pytest.importorskip("numba", reason="wheels are built with it")
+    (tmp_path / "wheel").mkdir()
+    wheel = build("wheel", tmp_path / "wheel", with_loops=True)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert "gpushard/fused/loops.bin" in archive.namelist()
+        archive.extractall(tmp_path / "installed")
+    places = str(tmp_path / "installed"), str(tmp_path / "a")
+    told = {"PYTHONPATH": places[0], "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", READS, *places]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | told, check=True)
+    assert not (tmp_path / "gpushard").exists()  # no folder for code that is kept
+
+
+def test_wheels_are_built_with_the_compiler_and_checkouts_without():
+    program = (
+        "import build_backend as b;"
+        "print(b.get_requires_for_build_wheel(), b.get_requires_for_build_editable())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    of_wheel, _, of_checkout = done.stdout.partition("]")
+    assert "numba" in of_wheel
+    assert "numba" not in of_checkout
+
+
+def test_wheel_is_built_without_loops_where_no_compiler_is(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError('numba refuses this NumPy')")
+    (tmp_path / "wheel").mkdir()
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "wheel")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "without compiled loops: " in done.stderr + done.stdout
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    assert "gpushard/fused/loops.bin" not in files_in(wheel)
 
 
 def test_wheel_holds_the_licence(wheel):

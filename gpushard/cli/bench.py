@@ -44,7 +44,7 @@ def bench(
     with failures_in_a_sentence(debug=debug, as_json=as_json):
         # Imported here, because `--help` needs neither NumPy nor the readers.
         import gpushard
-        from gpushard.cli.diagnosis import are_loops_kept, can_have_loops
+        from gpushard.cli.diagnosis import are_loops_ready, can_have_loops
         from gpushard.cli.timing import measure
 
         # The first read waits for the compiled loops, as a process that reads a lot
@@ -52,7 +52,7 @@ def bench(
         options = options_of(limit).but(compile_nbytes=0)
         array = gpushard.open_array(url, device="cpu", options=options)
         has_loops = can_have_loops()
-        if has_loops and not are_loops_kept():
+        if has_loops and not are_loops_ready():
             say(
                 "compiling loops, if the array's codecs are theirs: some 20 seconds ..."
             )

@@ -15,11 +15,13 @@ from gpushard.devices.find import find_device
 from gpushard.devices.host_rows import rates_here
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
-from gpushard.fused import kept_code
+from gpushard.fused import kept_code, machine_code
+from gpushard.fused.loading import ready_code
 from gpushard.options import DEFAULT
 
 _READ_PACKAGES = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
-_LOOP_PACKAGES = ("numba", "blosc2", "cffi")
+# What the loops call, and what compiles them where none were shipped.
+_LOOP_PACKAGES, _COMPILER = ("blosc2", "cffi"), "numba"
 # Extra -> packages that it installs, and their purpose.
 _EXTRAS = {
     "remote": ("obstore", "s3:// and other object stores"),
@@ -45,9 +47,10 @@ def diagnose(place: Path) -> dict[str, Any]:
         "why": found.why or "it can be used",
         "threads": DEFAULT.threads,
         "library": {name: installed(name) for name in _READ_PACKAGES},
-        "compiled loops": {name: installed(name) for name in _LOOP_PACKAGES},
+        "compiled loops": {name: installed(name) for name in _loop_packages()},
+        "loops are shipped": machine_code.find_shipped() is not None,
         "loops are kept in": _loops_folder(),
-        "loops are compiled": are_loops_kept(),
+        "loops are compiled": are_loops_ready(),
         "optional": {name: installed(name) for name, _ in _EXTRAS.values()},
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
@@ -62,17 +65,23 @@ def diagnose(place: Path) -> dict[str, Any]:
 
 
 def can_have_loops() -> bool:
-    """Whether the packages are installed that compile the loops."""
-    return all(map(installed, _LOOP_PACKAGES))
+    """Whether all is installed that the loops need."""
+    return all(map(installed, _loop_packages()))
 
 
-def are_loops_kept() -> bool:
+def are_loops_ready() -> bool:
     """Whether a read finds loops that were compiled before."""
-    return can_have_loops() and kept_code.find() is not None
+    return can_have_loops() and ready_code() is not None
+
+
+def _loop_packages() -> tuple[str, ...]:
+    if machine_code.find_shipped() is not None:
+        return _LOOP_PACKAGES
+    return (*_LOOP_PACKAGES, _COMPILER)
 
 
 def _loops_folder() -> str | None:
-    if not installed("numba"):
+    if machine_code.find_shipped() is not None or not installed(_COMPILER):
         return None
     place = kept_code.kept_file()
     return place and str(place.parent)
@@ -101,11 +110,17 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
         if facts["device"] != "cpu":
             slow = f"files take a longer way to the GPU, and {slow}"
         yield f"{slow}: {_install('fast')}"
-    elif kept_code.can_keep() and not facts["loops are kept in"]:
+    elif _is_compiled_often(facts):
         slow = (
             "each process compiles the loops anew, as no folder for them can be written"
         )
         yield f"{slow}: set XDG_CACHE_HOME to one that you can write to"
+
+
+def _is_compiled_often(facts: dict[str, Any]) -> bool:
+    """Whether code of the loops would be kept on such a machine, and is not."""
+    is_there = facts["loops are shipped"] or facts["loops are kept in"]
+    return machine_code.can_run() and not is_there
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:

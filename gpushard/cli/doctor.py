@@ -77,10 +77,12 @@ def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         (label, ", ".join(f"{name} {v or '(missing)'}" for name, v in found.items()))
         for label, found in groups.items()
     ]
-    folder = facts["loops are kept in"]
-    if folder and not facts["loops are compiled"]:
+    folder = facts["loops are kept in"] or "no folder"
+    if facts["loops are shipped"]:
+        return [*rows, ("loops", "come with the package")]
+    if facts["loops are kept in"] and not facts["loops are compiled"]:
         folder = f"{folder}, not compiled yet: a process that reads 64 MiB begins it"
-    return [*rows, ("loops kept in", folder or "no folder")]
+    return [*rows, ("loops kept in", folder)]
 
 
 def _gpu_rows(gpu: dict[str, Any]) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
-_KEPT_SHARE = 64
+_READY_SHARE = 64
 # What a small read counts as: its time is spent in Python, whatever it decodes. Loading
 # takes as long as some hundred such reads.
 _SMALL_READ_NBYTES = 16 * KIB
@@ -129,7 +129,7 @@ def note_small_read(source: Source) -> None:
     if chain is None or not chain.has_short_ways:
         return
     _counts.all_nbytes += _SMALL_READ_NBYTES
-    is_due = _counts.all_nbytes >= source.options.compile_nbytes // _KEPT_SHARE
+    is_due = _counts.all_nbytes >= source.options.compile_nbytes // _READY_SHARE
     if is_due and not _turn.alone.is_entered:
         _load(compiles=False)
         _counts.is_settled = True
@@ -196,7 +196,7 @@ def _count(nbytes: int) -> None:
 
 def _are_due(options: Options) -> bool:
     """Whether loops that were compiled before are worth loading."""
-    return _counts.all_nbytes >= options.compile_nbytes // _KEPT_SHARE
+    return _counts.all_nbytes >= options.compile_nbytes // _READY_SHARE
 
 
 def _load_for(options: Options) -> CompiledLoops | None:
@@ -224,12 +224,12 @@ def _loading() -> Iterator[None]:
 
 
 @cache
-def _kept_loops() -> CompiledLoops | None:
-    """The loops that another process compiled, looked for once; None if none did."""
+def _ready_loops() -> CompiledLoops | None:
+    """The loops that were compiled before, looked for once; None if there are none."""
     with _loading():
-        from gpushard.fused.loading import load_kept
+        from gpushard.fused.loading import load_ready
 
-        return load_kept()
+        return load_ready()
 
 
 def _compiled_loops() -> CompiledLoops | None:
@@ -254,8 +254,8 @@ def _load(*, compiles: bool = True, waits: bool = True) -> CompiledLoops | None:
 
 def _look_for_loops(compiles: bool, waits: bool) -> None:
     try:
-        if not _loaded and (kept := _kept_loops()) is not None:
-            _loaded.append(kept)
+        if not _loaded and (ready := _ready_loops()) is not None:
+            _loaded.append(ready)
         if _loaded or not compiles:
             return
         if waits:

@@ -23,6 +23,7 @@ from gpushard.fused.columns import (
     WORK_WINDOW,
 )
 from gpushard.fused.loops import place_boxes, place_shares
+from gpushard.fused.machine_code import CPU_LEVEL
 from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 from gpushard.fused.polling import poll
@@ -173,15 +174,14 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
 
 
 def object_of(function: Compiled) -> bytes:
-    """Relocatable object file of a compiled function and all it calls, for this CPU."""
+    """Relocatable object file of a compiled function and all it calls."""
     module = binding.parse_assembly(function.assembly)
     for values in (module.functions, module.global_variables):
         for value in values:
             if not value.is_declaration and value.name != function.name:
                 value.linkage = "internal"
     machine = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(),
-        features=binding.get_host_cpu_features().flatten(),
+        cpu=CPU_LEVEL,
         opt=3,
         reloc="pic",
         codemodel="small",

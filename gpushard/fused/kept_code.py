@@ -1,93 +1,41 @@
-"""Machine code of the loops, kept on disk for later processes and mapped to run.
+"""Machine code of the loops, kept on disk for later processes.
 
-As with everything that Python caches, whoever can write to the folder can run code as
-you. Folders and files that others could have written are therefore ignored.
+Only checkouts and machines that the shipped code is not for have any
+(`gpushard.fused.machine_code`). As with everything that Python caches, whoever can
+write to the folder can run code as you. Folders and files that others could have
+written are therefore ignored.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import mmap
 import os
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from gpushard.devices.kernels import cache_directory
-from gpushard.fused.addresses import address_of
+from gpushard.fused import machine_code
 from gpushard.fused.elf import MachineCode
-
-# Modules, relative to the package, that determine the content of the file.
-SOURCES = (
-    "codecs/blosc_frame",
-    "codecs/libzstd",
-    "planning/index",
-    "fused/calls",
-    "fused/casts",
-    "fused/columns",
-    "fused/compiling",
-    "fused/copies",
-    "fused/decoding",
-    "fused/elf",
-    "fused/blosc_frames",
-    "fused/loops",
-    "fused/lz4",
-    "fused/objects",
-    "fused/planning",
-    "fused/polling",
-    "fused/relaying",
-    "fused/words",
-    "fused/zstd_frames",
-    "fused/kept_code",  # for the layout of the file
-)
-_MAGIC = b"gpushard loops 1\n"
-_HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
-_CPU_INFO = Path("/proc/cpuinfo")
-# Fields of /proc/cpuinfo that describe a CPU; the flags say what it can do.
-_CPU_FIELDS = ("vendor_id", "cpu family", "model", "flags")
-
-
-class MappedCode(NamedTuple):
-    """Machine code in memory: the address of its function, and the memory."""
-
-    address: int
-    memory: mmap.mmap
-
-
-@cache
-def sources() -> bytes:
-    """Text of all modules that are compiled."""
-    package = Path(__file__).parents[1]
-    return b"".join((package / f"{name}.py").read_bytes() for name in SOURCES)
-
-
-def can_keep() -> bool:
-    """Whether code is kept on such a system at all."""
-    return sys.platform == "linux" and os.uname().machine == "x86_64"
+from gpushard.fused.machine_code import CPU_LEVEL
 
 
 @cache
 def kept_file() -> Path | None:
-    """File for code of these sources, compilers and CPU; None if none is kept.
+    """File for code of these sources and compilers; None if none is kept.
 
     It is in a folder to which nobody else can write.
     """
-    if not can_keep():
+    if not machine_code.can_run():
         return None
     try:
-        parts = [_installation("numba"), _installation("llvmlite"), _cpu()]
+        parts = [_installation("numba"), _installation("llvmlite"), CPU_LEVEL]
+        digest = sha256("\n".join(parts).encode() + machine_code.sources())
     except OSError:
         return None
-    digest = sha256("\n".join(parts).encode() + sources())
     folder = next(filter(_is_usable, _folders()), None)
     return folder and folder / f"{digest.hexdigest()}.bin"
 
@@ -129,12 +77,7 @@ def find() -> MachineCode | None:
             data = _content(path.name, folder)
     except OSError:
         return None
-    content = data[_HEAD_NBYTES:]
-    if data[:_HEAD_NBYTES] != _MAGIC + sha256(content).digest():
-        return None  # cut short, or damaged
-    head, _, code = content.partition(b"\n")
-    fields = json.loads(head)
-    return MachineCode(code, fields["entry"], tuple(fields["imports"]))
+    return machine_code.code_in(data)
 
 
 def keep(code: MachineCode) -> None:
@@ -142,10 +85,8 @@ def keep(code: MachineCode) -> None:
     path = kept_file()
     if path is None:
         return
-    head = json.dumps({"entry": code.entry, "imports": code.imports}).encode()
-    content = head + b"\n" + code.data
     with suppress(OSError), _opened(path.parent) as folder:
-        _write(path.name, folder, _MAGIC + sha256(content).digest() + content)
+        _write(path.name, folder, machine_code.content_of(code))
 
 
 @contextmanager
@@ -165,29 +106,6 @@ def compile_lock() -> Iterator[None]:
             yield
         finally:
             os.close(lock)
-
-
-def map_code(code: MachineCode) -> MappedCode | None:
-    """The code in memory where it can run; None if the system forbids that."""
-    library = ctypes.CDLL(None)
-    slots = b"".join(
-        (ctypes.cast(library[name], ctypes.c_void_p).value or 0).to_bytes(8, "little")
-        for name in code.imports
-    )
-    n = len(code.data)
-    memory = mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.write(slots + code.data[len(slots) :])
-    start = address_of(np.frombuffer(memory, np.uint8))
-    may = mmap.PROT_READ | mmap.PROT_EXEC
-    if library.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(n), may) != 0:
-        return None
-    return MappedCode(start + code.entry, memory)
-
-
-def may_run() -> bool:
-    """Whether the system lets a process run code that it has written (Linux; W^X)."""
-    nothing = MachineCode(b"\0", 0, ())
-    return sys.platform != "linux" or map_code(nothing) is not None
 
 
 @contextmanager
@@ -246,17 +164,3 @@ def _installation(package: str) -> str:
         raise FileNotFoundError(package)
     found = os.stat(spec.origin)
     return f"{package} {found.st_size} {found.st_mtime_ns}"
-
-
-def _cpu() -> str:
-    """Text that distinguishes this CPU from others."""
-    fields: dict[str, str] = {}
-    with _CPU_INFO.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            name, _, value = line.partition(":")
-            if not name.strip():
-                break  # the next CPU
-            fields[name.strip()] = value.strip()
-    if not fields.get("flags"):
-        raise FileNotFoundError(_CPU_INFO)  # CPUs could not be told apart
-    return "\n".join(fields.get(name, "") for name in _CPU_FIELDS)

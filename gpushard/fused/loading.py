@@ -1,4 +1,4 @@
-"""The compiled loops, ready to call: kept by another process, or compiled here."""
+"""The compiled loops, ready to call: shipped, kept by a process, or compiled here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpushard.devices.waiting import (
     N_SLEEPS,
     NOT_READY,
 )
-from gpushard.fused import kept_code
+from gpushard.fused import kept_code, machine_code
 from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import laying_words, sorting_words
 from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
@@ -226,30 +226,35 @@ def _placing(
     )
 
 
-def load_kept() -> CompiledLoops | None:
-    """The loops that another process compiled; None if none are kept."""
-    code = kept_code.find()
+def load_ready() -> CompiledLoops | None:
+    """The loops, if they were compiled before; None if not, or if none may be run."""
+    code = ready_code()
     return None if code is None else _runnable(code)
 
 
+def ready_code() -> MachineCode | None:
+    """Code that came with the package, or that another process compiled and kept."""
+    return machine_code.find_shipped() or kept_code.find()
+
+
 def load() -> CompiledLoops | None:
-    """The loops: kept before, or compiled now and kept for others if possible.
+    """The loops: ready before, or compiled now and kept for others if possible.
 
     None if the system runs no code that this process has written: numba would not
     notice that.
     """
-    return load_kept() or (_compile() if kept_code.may_run() else None)
+    return load_ready() or (_compile() if machine_code.may_run() else None)
 
 
 def _runnable(code: MachineCode) -> CompiledLoops | None:
-    mapped = kept_code.map_code(code)
+    mapped = machine_code.map_code(code)
     return None if mapped is None else CompiledLoops(mapped.address, mapped)
 
 
 def _compile() -> CompiledLoops:
     from gpushard.fused import compiling
 
-    stamp = crc32(kept_code.sources())
+    stamp = crc32(machine_code.sources())
     if kept_code.kept_file() is None:
         try:
             return CompiledLoops(compiling.compiled(stamp, keeps=True).address)

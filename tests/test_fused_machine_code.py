@@ -1,0 +1,132 @@
+"""Machine code of the loops: shipped with the package, in a file, and for which CPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpushard.fused import loading, machine_code
+from gpushard.fused.elf import MachineCode
+
+ROOT = Path(__file__).parents[1]
+HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
+CODE = MachineCode(b"\0" * 16 + b"\xc3", 16, ("memcpy", "memset"))
+OLD = "fpu cx16 lahf_lm popcnt pni ssse3 sse4_1"
+# The first of all CPUs of level 2, of 2008.
+FIRST = f"{OLD} sse4_2"
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch) -> Path:
+    """Where the shipped code would be."""
+    path = tmp_path / "loops.bin"
+    monkeypatch.setattr(machine_code, "SHIPPED", path)
+    monkeypatch.setattr(machine_code, "can_run", lambda: True)
+    return path
+
+
+def test_a_checkout_ships_no_code():
+    assert not machine_code.SHIPPED.exists()
+    assert machine_code.SHIPPED.parent == ROOT / "gpushard" / "fused"
+
+
+def test_shipped_code_is_found_before_any_that_was_kept(shipped, monkeypatch):
+    monkeypatch.setattr(loading.kept_code, "find", lambda: "kept")
+    assert machine_code.find_shipped() is None
+    assert loading.ready_code() == "kept"
+    shipped.write_bytes(machine_code.content_of(CODE))
+    assert machine_code.find_shipped() == CODE
+    assert loading.ready_code() == CODE
+
+
+def test_shipped_code_of_other_sources_is_not_run(shipped, monkeypatch):
+    """Somebody has changed the installed package."""
+    shipped.write_bytes(machine_code.content_of(CODE))
+    monkeypatch.setattr(machine_code, "sources", lambda: b"changed")
+    assert machine_code.find_shipped() is None
+
+
+def test_a_package_without_sources_runs_no_shipped_code(shipped, monkeypatch):
+    shipped.write_bytes(machine_code.content_of(CODE))
+
+    def sources():
+        raise FileNotFoundError("only byte code is there")
+
+    monkeypatch.setattr(machine_code, "sources", sources)
+    assert machine_code.find_shipped() is None
+
+
+def test_another_cpu_or_system_runs_no_shipped_code(shipped, monkeypatch):
+    shipped.write_bytes(machine_code.content_of(CODE))
+    monkeypatch.setattr(machine_code, "can_run", lambda: False)
+    assert machine_code.find_shipped() is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda d: d[:-1], lambda d: d[:-1] + b"\xcc", lambda d: b"x" + d, lambda d: b""],
+    ids=["cut short", "a byte", "another kind", "empty"],
+)
+def test_damaged_content_has_no_code(change):
+    content = machine_code.content_of(CODE)
+    assert machine_code.code_in(content) == CODE
+    assert machine_code.code_in(change(content)) is None
+
+
+@pytest.mark.skipif(not HERE, reason="code is made for Linux and x86-64")
+@pytest.mark.parametrize(
+    ("flags", "told"), [(FIRST, True), (OLD, False), (f"{FIRST} avx2", True)]
+)
+def test_code_runs_on_cpus_that_have_its_instructions(
+    flags, told, tmp_path, monkeypatch
+):
+    info = tmp_path / "cpuinfo"
+    text = f"processor\t: 0\nmodel\t\t: 7\nflags\t\t: {flags}\n\n"
+    info.write_text(text + f"processor\t: 1\nflags\t: {FIRST}\n", encoding="ascii")
+    monkeypatch.setattr(machine_code, "_CPU_INFO", info)
+    assert machine_code.can_run.__wrapped__() is told
+
+
+@pytest.mark.parametrize("text", ["processor\t: 0\nmodel\t\t: 7\n", None])
+def test_code_runs_on_no_cpu_of_which_nothing_is_told(text, tmp_path, monkeypatch):
+    info = tmp_path / "cpuinfo"
+    if text is not None:
+        info.write_text(text, encoding="ascii")
+    monkeypatch.setattr(machine_code, "_CPU_INFO", info)
+    assert not machine_code.can_run.__wrapped__()
+
+
+@pytest.mark.parametrize("other", [("darwin", "x86_64"), ("linux", "aarch64")])
+def test_code_runs_on_no_other_system(other, monkeypatch):
+    platform, machine = other
+    monkeypatch.setattr(sys, "platform", platform)
+    told = os.uname_result(("", "", "", "", machine))
+    monkeypatch.setattr(os, "uname", lambda: told)
+    assert not machine_code.can_run.__wrapped__()
+
+
+def test_everything_that_is_compiled_tells_one_code_from_another():
+    compiled = {name for name in machine_code.SOURCES if name.startswith("fused/")}
+    imported = set()
+    others = {"fused/elf", "fused/machine_code"}
+    for name in compiled - others:
+        tree = ast.parse((ROOT / "gpushard" / f"{name}.py").read_text("utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gpu"):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+                paths = [n.removeprefix("gpushard.").replace(".", "/") for n in names]
+                imported |= {
+                    p
+                    if (ROOT / "gpushard" / f"{p}.py").is_file()
+                    else str(Path(p).parent)
+                    for p in paths
+                }
+    assert (
+        imported | others | {"fused/compiling"}
+        == set(machine_code.SOURCES) | {"fused/compiling", "fused/elf"}
+        == set(machine_code.SOURCES)
+    )
