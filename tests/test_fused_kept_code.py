@@ -128,6 +128,22 @@ def test_a_function_that_numba_keeps_is_not_looked_into(monkeypatch):
     assert compiling.compiled(1, keeps=True) == (7, "run", "")
 
 
+def test_a_program_in_one_file_has_loops_that_are_not_kept(folder, monkeypatch):
+    """Its modules have places, but no file is there."""
+    elsewhere = str(folder / "gpushard" / "fused" / "machine_code.py")
+    monkeypatch.setattr(machine_code, "__file__", elsewhere)
+    machine_code.sources.cache_clear()
+    kept = []
+
+    def compiled(_stamp, *, keeps):
+        kept.append(keeps)
+        return compiling.Compiled(7, "run", "")
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    assert isinstance(loading.load(), loading.CompiledLoops)
+    assert kept == [False]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, OSError])
 def test_the_loops_do_without_a_folder_to_be_kept_in(error, monkeypatch):
     def compiled(_stamp, *, keeps):

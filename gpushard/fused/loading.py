@@ -254,13 +254,15 @@ def _runnable(code: MachineCode) -> CompiledLoops | None:
 def _compile() -> CompiledLoops:
     from gpushard.fused import compiling
 
-    stamp = crc32(machine_code.sources())
     if kept_code.kept_file() is None:
         try:
+            stamp = crc32(machine_code.sources())
             return CompiledLoops(compiling.compiled(stamp, keeps=True).address)
-        except (RuntimeError, OSError):  # numba has no folder, or the disk is full
-            return CompiledLoops(compiling.compiled(stamp, keeps=False).address)
-    function = compiling.compiled(stamp, keeps=False)
+        except (RuntimeError, OSError):
+            # numba has no folder, the disk is full, or the program is one file, in
+            # which sources are not found.
+            return CompiledLoops(compiling.compiled(0, keeps=False).address)
+    function = compiling.compiled(0, keeps=False)
     try:
         code = movable_code(compiling.object_of(function), function.name)
     except NotMovableError:
