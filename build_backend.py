@@ -36,14 +36,13 @@ _COMPILER = (
     "numba>=0.61; sys_platform == 'linux' and platform_machine == 'x86_64'"
     " and implementation_name == 'cpython' and python_version < '3.15'"
 )
-# The last step optimises all loops together: numba need not do it before
-# (`gpushard.fused.compiler_process`).
 _PROGRAM = """
-import os, sys
+import sys
 root, target = sys.argv[1:]
 sys.path.insert(0, root)
-os.environ["NUMBA_OPT"] = "0"
-from gpushard.fused import compiling, elf, machine_code
+from gpushard.fused import compiler_process, elf, machine_code
+compiler_process.set_numba()
+from gpushard.fused import compiling
 if not machine_code.can_run():
     raise SystemExit("they are compiled on Linux and x86-64")
 function = compiling.compiled(0, keeps=False)

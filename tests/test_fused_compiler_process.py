@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -121,15 +122,32 @@ def test_who_waits_goes_on_beside_a_process_that_is_stuck(folder, monkeypatch):
     wait_for(process)
 
 
-def test_the_process_leaves_it_to_the_last_step_to_optimise(folder, monkeypatch):
-    """numba's own passes take half of the time, and are then made once more."""
-    program = compiler_process._PROGRAM.partition("from gpushard")[0]
-    ends = "raise SystemExit(__import__('numba').config.OPT)"
+def test_the_process_compiles_as_nobody_told_numba_to(folder, monkeypatch):
+    """Nor by its own passes, which take half of the time, and are made once more."""
+    for name in ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK", "NUMBA_DEBUGINFO"):
+        monkeypatch.setenv(name, "1")
+    program = compiler_process._PROGRAM.partition("with kept_code")[0]
+    ends = (
+        "from numba import config as c;"
+        "told = c.OPT, c.DISABLE_JIT, c.BOUNDSCHECK, c.DEBUGINFO_DEFAULT;"
+        "raise SystemExit(any(told))"
+    )
     monkeypatch.setattr(compiler_process, "_PROGRAM", program + ends)
     process = CompilerProcess()
     process.run_once()
     assert process._pid is not None
     assert os.waitstatus_to_exitcode(os.waitpid(process._pid, 0)[1]) == 0
+
+
+def test_reads_do_without_the_loops_where_numba_compiles_nothing(tmp_path):
+    program = (
+        "from gpushard.fused import choice, kept_code, machine_code;"
+        "kept_code.find = machine_code.find_shipped = lambda: None;"
+        "raise SystemExit(choice._compiled_loops() is not None)"
+    )
+    told = {"NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, env=os.environ | told, check=True)
 
 
 @pytest.mark.parametrize(

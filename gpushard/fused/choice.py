@@ -238,7 +238,7 @@ def _compiled_loops() -> CompiledLoops | None:
             from gpushard.fused.loading import load
 
             return load()
-    except ImportError:  # no numba, or one that refuses this NumPy
+    except ImportError:  # no numba, or one that refuses this NumPy, or compiles nothing
         return None
 
 

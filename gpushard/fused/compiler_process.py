@@ -12,8 +12,7 @@ from gpushard.fused import kept_code
 
 # The new process imports what this one does, and does not look at `PYTHONPATH` again.
 # It must not keep open what this process inherited, such as a shell's lock or a pipe,
-# because it may run for longer. numba optimises each function by itself before
-# `compiling.object_of` optimises all of them together. Not to do so halves the time.
+# because it may run for longer.
 _PROGRAM = """
 import os, sys
 for fd in map(int, os.listdir("/proc/self/fd")):
@@ -23,8 +22,8 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         except OSError:
             pass
 sys.path[:] = sys.argv[1:]
-os.environ["NUMBA_OPT"] = "0"
-from gpushard.fused import kept_code, loading
+from gpushard.fused import compiler_process, kept_code, loading
+compiler_process.set_numba()
 with kept_code.compile_lock():
     loading.load()
 """
@@ -62,6 +61,19 @@ class CompilerProcess:
         until = time.monotonic() + _MOST_WAIT_S
         while not self.run_once() and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
+
+
+def set_numba() -> None:
+    """Have numba compile the loops alike whatever users have told it about their code.
+
+    It must not be loaded yet. Some of its variables lead to code that cannot be kept
+    (`NUMBA_BOUNDSCHECK`, `NUMBA_DEBUGINFO`) or to none at all (`NUMBA_DISABLE_JIT`). It
+    optimises each function by itself before `compiling.object_of` optimises all of them
+    together. Not to do so halves the time.
+    """
+    for name in [name for name in os.environ if name.startswith("NUMBA_")]:
+        del os.environ[name]
+    os.environ["NUMBA_OPT"] = "0"
 
 
 def _start() -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from llvmlite import binding
-from numba import cfunc, types
+from numba import cfunc, config, types
 
 from gpushard.fused import calls
 from gpushard.fused.columns import (
@@ -46,6 +46,11 @@ from gpushard.fused.words import (
     Relay,
     Team,
 )
+
+if getattr(config, "DISABLE_JIT", False):
+    # Then the functions below stay Python's, which no compiled one can call.
+    message = "NUMBA_DISABLE_JIT tells numba to compile nothing"
+    raise ImportError(message)
 
 _decoder, _planned = calls.tuple_at(Decoder), calls.tuple_at(PlanParameters)
 _opener, _relay = calls.tuple_at(Opener), calls.tuple_at(Relay)
