@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -14,7 +15,7 @@ import gpushard
 from cli_runs import run, run_json, sentence
 from gpushard.cli import contenders, diagnosis, timing
 from gpushard.cli.comparison import have_same_elements
-from gpushard.fused import kept_code
+from gpushard.fused import choice, kept_code, libraries
 
 
 @pytest.fixture
@@ -60,14 +61,31 @@ def test_the_table_has_a_row_for_each_workload_and_the_ratio(path):
     assert all(len(line) <= 80 for line in lines)
 
 
-def test_the_table_says_if_there_are_no_compiled_loops(path, monkeypatch):
-    for has_loops in (False, True):
-        installed = "1.0" if has_loops else None
-        monkeypatch.setattr(diagnosis, "installed", lambda _, told=installed: told)
+def test_the_table_says_if_reads_ran_without_compiled_loops(path, monkeypatch):
+    for are_loaded, library, has_loops in (
+        (True, "a library", True),
+        (True, None, False),  # that of another codec may be there
+        (False, "a library", False),
+    ):
+        monkeypatch.setattr(choice, "are_loaded", lambda told=are_loaded: told)
+        monkeypatch.setattr(libraries, "find_library", lambda _, told=library: told)
         text = run("bench", path, "--repetitions", "1").stdout
-        assert ("ran without its compiled loops; run: pip" in text) is not has_loops
+        assert ("ran without its compiled loops; gpu" in text) is not has_loops
         facts = run_json("bench", path, "--repetitions", "1")
         assert facts["has_loops"] is has_loops
+
+
+def test_loops_that_came_with_the_package_need_no_other_package(path, monkeypatch):
+    monkeypatch.setattr(diagnosis, "installed", lambda _: None)
+    monkeypatch.setattr(choice, "are_loaded", lambda: True)
+    assert run_json("bench", path, "--repetitions", "1")["has_loops"]
+
+
+def test_nothing_is_missed_where_the_loops_do_not_know_the_codec(tmp_path):
+    codecs = {"zarr_format": 2, "compressors": numcodecs.BZ2()}
+    zarr.create_array(tmp_path / "a", data=np.arange(9), chunks=(3,), **codecs)
+    text = run("bench", tmp_path / "a", "--repetitions", "1").stdout
+    assert "ran without its compiled loops, which do not decode it\n" in text
 
 
 def test_a_wait_for_the_compiler_is_told(path, monkeypatch):

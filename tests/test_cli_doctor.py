@@ -121,22 +121,55 @@ def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     assert "not compiled yet" not in run("doctor").stdout
 
 
-def test_shipped_loops_need_no_compiler_and_no_folder(monkeypatch, tmp_path):
+@pytest.fixture
+def shipped(monkeypatch, tmp_path):
+    """Loops came with the package, and what they call is installed, but no compiler."""
     installed = dict.fromkeys(["blosc2", "cffi"], "1.0")
     monkeypatch.setattr(diagnosis, "installed", lambda name: installed.get(name))
     monkeypatch.setattr(kept_code, "kept_file", lambda: None)
-    (told,) = run_json("doctor")["advice"]
-    assert "without numba" in told
     monkeypatch.setattr(machine_code, "SHIPPED", tmp_path / "loops.bin")
     monkeypatch.setattr(machine_code, "can_run", lambda: True)
     code = machine_code.content_of(MachineCode(b"code", 0, ()))
     machine_code.SHIPPED.write_bytes(code)
+    return installed
+
+
+def test_shipped_loops_need_no_compiler_and_no_folder(shipped):
+    installed = dict(shipped)
     facts = run_json("doctor")
     assert facts["advice"] == []
     assert facts["loops are shipped"]
     assert facts["loops are compiled"]
     assert facts["compiled loops"] == installed
     assert "come with the package" in run("doctor").stdout
+    machine_code.SHIPPED.unlink()
+    (told,) = run_json("doctor")["advice"]
+    assert "without numba" in told
+
+
+def test_shipped_loops_read_all_but_what_needs_a_library_that_is_missing(shipped):
+    del shipped["blosc2"]
+    facts = run_json("doctor")
+    assert facts["loops are compiled"]
+    (told,) = facts["advice"]
+    assert told.startswith("large reads of Blosc on the CPU run in Python without blos")
+
+
+def test_doctor_tells_that_shipped_loops_are_damaged(shipped):
+    machine_code.SHIPPED.write_bytes(machine_code.SHIPPED.read_bytes()[:-1])
+    facts = run_json("doctor")
+    assert not facts["loops are shipped"]
+    assert not facts["loops are compiled"]
+    assert "install gpushard again" in facts["advice"][1]
+
+
+def test_doctor_tells_that_the_system_forbids_loops(shipped, monkeypatch):
+    monkeypatch.setattr(machine_code, "may_run", lambda: False)
+    facts = run_json("doctor")
+    assert facts["loops are compiled"] is False
+    (told,) = facts["advice"]
+    assert "MemoryDenyWriteExecute" in told
+    assert "may not run here" in run("doctor").stdout
 
 
 def test_the_loops_are_missed_on_a_gpu_too(monkeypatch):

@@ -20,14 +20,12 @@ from gpushard.cli.output import (
 from gpushard.options import MIB
 
 if TYPE_CHECKING:
+    from gpushard.array import Array
     from gpushard.cli.contenders import Contender
     from gpushard.cli.timing import TimedReads, Timing
 
 _OTHER_ELEMENTS = "other elements"
-_WITHOUT_LOOPS = (
-    "gpushard",
-    "ran without its compiled loops; run: pip install 'gpushard[fast]'",
-)
+_WITHOUT_LOOPS = "ran without its compiled loops"
 
 
 def bench(
@@ -51,12 +49,12 @@ def bench(
         # uses them.
         options = options_of(limit).but(compile_nbytes=0)
         array = gpushard.open_array(url, device="cpu", options=options)
-        has_loops = can_have_loops()
-        if has_loops and not are_loops_ready():
+        if can_have_loops() and not are_loops_ready():
             say(
                 "compiling loops, if the array's codecs are theirs: some 20 seconds ..."
             )
         readers, rows = measure(array, most_nbytes=mib * MIB, repetitions=repetitions)
+        has_loops, why = _loops_of(array)
         if as_json:
             print_json(_bench_facts(url, readers, rows) | {"has_loops": has_loops})
         elif not rows:
@@ -65,10 +63,23 @@ def bench(
             print_table(_table(readers, rows))
             print_text("")
             about = [(workload.name, workload.description) for workload, _ in rows]
-            without = [] if has_loops else [_WITHOUT_LOOPS]
+            without = [] if has_loops else [("gpushard", f"{_WITHOUT_LOOPS}{why}")]
             print_table([*about, *without, *_reasons(rows)])
     if any(t.trouble == _OTHER_ELEMENTS for _, timings in rows for t in timings):
         raise typer.Exit(EXIT_DAMAGED)
+
+
+def _loops_of(array: Array) -> tuple[bool, str]:
+    """Whether reads of an array ran in the compiled loops, and what is to be said."""
+    from gpushard.fused.chain import fused_chain
+    from gpushard.fused.choice import are_loaded
+    from gpushard.fused.libraries import find_library
+
+    chain = fused_chain(array.source)
+    if chain is None:
+        return False, ", which do not decode it"
+    has_loops = are_loaded() and find_library(chain.kind) is not None
+    return has_loops, "; gpushard doctor tells what is missing"
 
 
 def _bench_facts(

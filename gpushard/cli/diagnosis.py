@@ -20,8 +20,9 @@ from gpushard.fused.loading import ready_code
 from gpushard.options import DEFAULT
 
 _READ_PACKAGES = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
-# What the loops call, and what compiles them where none were shipped.
-_LOOP_PACKAGES, _COMPILER = ("blosc2", "cffi"), "numba"
+# What the loops call -> codec for which they do; what compiles them where none were
+# shipped.
+_LOOP_PACKAGES, _COMPILER = {"blosc2": "Blosc", "cffi": "zstd"}, "numba"
 # Extra -> packages that it installs, and their purpose.
 _EXTRAS = {
     "remote": ("obstore", "s3:// and other object stores"),
@@ -48,7 +49,8 @@ def diagnose(place: Path) -> dict[str, Any]:
         "threads": DEFAULT.threads,
         "library": {name: installed(name) for name in _READ_PACKAGES},
         "compiled loops": {name: installed(name) for name in _loop_packages()},
-        "loops are shipped": machine_code.find_shipped() is not None,
+        "loops may run": machine_code.may_run(),
+        "loops are shipped": _are_shipped(),
         "loops are kept in": _loops_folder(),
         "loops are compiled": are_loops_ready(),
         "optional": {name: installed(name) for name, _ in _EXTRAS.values()},
@@ -65,8 +67,9 @@ def diagnose(place: Path) -> dict[str, Any]:
 
 
 def can_have_loops() -> bool:
-    """Whether all is installed that the loops need."""
-    return all(map(installed, _loop_packages()))
+    """Whether reads may run in loops: there are some, or what compiles them."""
+    is_there = _are_shipped() or installed(_COMPILER) is not None
+    return is_there and machine_code.may_run()
 
 
 def are_loops_ready() -> bool:
@@ -74,14 +77,16 @@ def are_loops_ready() -> bool:
     return can_have_loops() and ready_code() is not None
 
 
+def _are_shipped() -> bool:
+    return machine_code.find_shipped() is not None
+
+
 def _loop_packages() -> tuple[str, ...]:
-    if machine_code.find_shipped() is not None:
-        return _LOOP_PACKAGES
-    return (*_LOOP_PACKAGES, _COMPILER)
+    return (*_LOOP_PACKAGES, *(() if _are_shipped() else (_COMPILER,)))
 
 
 def _loops_folder() -> str | None:
-    if machine_code.find_shipped() is not None or not installed(_COMPILER):
+    if _are_shipped() or not installed(_COMPILER):
         return None
     place = kept_code.kept_file()
     return place and str(place.parent)
@@ -104,23 +109,37 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
     if facts["rates"] and not facts["rates are measured"]:
         slow = "whether the GPU or the host decodes goes by figures of other machines"
         yield f"{slow}: gpushard doctor --measure"
-    if None in facts["compiled loops"].values():
-        missing = [name for name, has in facts["compiled loops"].items() if not has]
-        slow = f"large reads on the CPU run in Python without {', '.join(missing)}"
-        if facts["device"] != "cpu":
-            slow = f"files take a longer way to the GPU, and {slow}"
-        yield f"{slow}: {_install('fast')}"
-    elif _is_compiled_often(facts):
-        slow = (
-            "each process compiles the loops anew, as no folder for them can be written"
+    yield from _loops_advice(facts)
+
+
+def _loops_advice(facts: dict[str, Any]) -> Iterator[str]:
+    """What keeps reads, or those of some codecs, from running in the loops."""
+    packages = facts["compiled loops"]
+    missing = [name for name, version in packages.items() if not version]
+    slow = "large reads on the CPU run in Python"
+    if facts["device"] != "cpu":
+        slow = f"files take a longer way to the GPU, and {slow}"
+    if not facts["loops may run"]:
+        yield (
+            f"{slow}, as this system runs no code that a process has loaded into"
+            " memory: allow that (systemd: MemoryDenyWriteExecute, SELinux: execmem)"
         )
-        yield f"{slow}: set XDG_CACHE_HOME to one that you can write to"
-
-
-def _is_compiled_often(facts: dict[str, Any]) -> bool:
-    """Whether code of the loops would be kept on such a machine, and is not."""
-    is_there = facts["loops are shipped"] or facts["loops are kept in"]
-    return machine_code.can_run() and not is_there
+        return
+    if _COMPILER in missing:
+        yield f"{slow} without {', '.join(missing)}: {_install('fast')}"
+    elif missing:
+        codecs = " and ".join(_LOOP_PACKAGES[name] for name in missing)
+        slow = f"large reads of {codecs} on the CPU run in Python"
+        yield f"{slow} without {', '.join(missing)}: {_install('fast')}"
+    if machine_code.can_run() and not facts["loops are shipped"]:
+        if machine_code.SHIPPED.exists():
+            changed = "the package or its loops were changed, so these are left alone"
+            yield f"{changed}: install gpushard again"
+        elif packages[_COMPILER] and not facts["loops are kept in"]:
+            yield (
+                "each process compiles the loops anew, as no folder for them can be"
+                " written: set XDG_CACHE_HOME to one that you can write to"
+            )
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:

@@ -78,6 +78,8 @@ def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         for label, found in groups.items()
     ]
     folder = facts["loops are kept in"] or "no folder"
+    if not facts["loops may run"]:
+        return [*rows, ("loops", "may not run here")]
     if facts["loops are shipped"]:
         return [*rows, ("loops", "come with the package")]
     if facts["loops are kept in"] and not facts["loops are compiled"]:
