@@ -91,6 +91,23 @@ def test_matches_that_overlap_what_they_write_are_decoded_exactly(decode, n_matc
         assert_decodes(decode, start + match + again[:n_match] + bytes(300), block)
 
 
+@pytest.mark.parametrize("n_literals", [0, 1, 14, 15, 16, 31, 32, 33, 269, 270])
+def test_sequences_at_every_distance_from_the_ends_are_decoded_exactly(
+    decode, n_literals
+):
+    """Copies in wide steps must not reach beyond."""
+    start = np.random.default_rng(n_literals).bytes(20)
+    literals = np.random.default_rng(5).bytes(n_literals)
+    for n_match, distance in [(4, 8), (18, 5), (18, 20), (19, 3), (273, 17), (274, 1)]:
+        block = sequence(start, 20, 4) + sequence(literals, distance, n_match)
+        want = start + start[:4] + literals
+        for _ in range(n_match):
+            want += want[-distance:][:1]
+        for n_last in range(8 if n_match == 4 else 5, 80):
+            last = bytes(range(n_last))
+            assert_decodes(decode, want + last, block + sequence(last, None))
+
+
 def test_the_farthest_match_is_decoded_exactly(decode):
     data = np.random.default_rng(3).bytes(65535)
     block = sequence(data, 65535, 40) + sequence(b"12345", None)

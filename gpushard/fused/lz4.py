@@ -4,13 +4,14 @@ The format is that of lz4_Block_format.md. Three kinds of blocks are refused: wi
 match of distance 0, with a match that ends in the last five bytes, and with literals
 that end in the last twelve bytes without being the last. The reference decoder accepts
 some of the first two kinds. Nothing is read or written outside the two given ranges:
-where a wide copy could reach further, bytes are copied one by one.
+near the ends, bytes are copied one by one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
 from gpushard.fused import calls
@@ -19,6 +20,14 @@ _LAST_LITERALS = 5
 _MATCH_LIMIT = 12
 _MIN_MATCH = 4
 _LONG = 15  # the length continues in the next bytes
+# Bytes that are left behind each sequence that is decoded with few checks: in the input
+# more than the copies of its literals read too many, in the output for those and for
+# the copies of a short match.
+_INPUT_LEFT, _OUTPUT_LEFT = 32, 40
+# By the number of lower bytes of a word: the factor that repeats them up to its end,
+# and how many of its bytes are whole repetitions.
+_FACTORS = np.array([sum(1 << k for k in range(0, 64, 8 * n or 64)) for n in range(8)])
+_STEPS = np.array([n and n * (8 // n) for n in range(8)])
 
 
 @calls.inner
@@ -35,29 +44,76 @@ def _long_length(source: int, end: int) -> tuple[int, int]:
 
 
 @calls.inner
-def _copy_literals(target: int, source: int, nbytes: int, stop: int, end: int) -> None:
-    # Copying 32 bytes a turn, one turn usually suffices, which the CPU predicts well.
-    if source + nbytes + 32 <= end and target + nbytes + 32 <= stop:
-        for k in range(0, nbytes, 32):
-            calls.copy_128(target + k, source + k)
-            calls.copy_128(target + k + 16, source + k + 16)
-    else:
-        calls.copy_bytes(target, source, nbytes)
+def _copy_literals(target: int, source: int, nbytes: int) -> None:
+    """Copy bytes, and up to 31 more behind them, or 32 instead of none."""
+    done = 0
+    # One turn usually suffices, which the CPU predicts well.
+    while True:
+        calls.copy_128(target + done, source + done)
+        calls.copy_128(target + done + 16, source + done + 16)
+        done += 32
+        if done >= nbytes:
+            return
 
 
 @calls.inner
 def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
     """Copy bytes from earlier in the output, which may overlap those written."""
     distance = target - source
-    if distance >= 16 and target + nbytes + 16 <= stop:
-        for k in range(0, nbytes, 16):
-            calls.copy_128(target + k, source + k)
-    elif distance >= 8 and target + nbytes + 8 <= stop:
-        for k in range(0, nbytes, 8):
-            calls.copy_64(target + k, source + k)
+    most, done = stop - target, 0
+    if distance >= 16:
+        while done < nbytes and done + 16 <= most:
+            calls.copy_128(target + done, source + done)
+            done += 16
+    elif distance >= 8:
+        while done < nbytes and done + 8 <= most:
+            calls.copy_64(target + done, source + done)
+            done += 8
     else:
-        for k in range(nbytes):
-            calls.copy_8(target + k, source + k)
+        done = _repeat(target, distance, nbytes, most)
+    for k in range(done, nbytes):
+        calls.copy_8(target + k, source + k)
+
+
+@calls.inner
+def _pattern(target: int, distance: int) -> tuple[int, int]:
+    """The last bytes, fewer than eight, repeated in a word; and the step of its copies.
+
+    Written at such steps, no store depends on one before it. All eight bytes that are
+    read lie in the output, because literals follow the match.
+    """
+    last = calls.load_64(target - distance) & ((1 << 8 * distance) - 1)
+    return last * _FACTORS[distance & 7], _STEPS[distance & 7]
+
+
+@calls.inner
+def _repeat(target: int, distance: int, nbytes: int, most: int) -> int:
+    """Repeat the last bytes, fewer than eight, while there is room for whole words.
+
+    Of the match, so many bytes are done as this returns, or all.
+    """
+    pattern, step = _pattern(target, distance)
+    done = 0
+    while done < nbytes and done + step + 8 <= most:
+        calls.store_int64(target + done, pattern)
+        calls.store_int64(target + done + step, pattern)
+        done += 2 * step
+    return done
+
+
+@calls.inner
+def _copy_short_match(target: int, distance: int) -> None:
+    """Copy a match of at most 18 bytes; up to 24 are written."""
+    if distance >= 8:
+        source = target - distance
+        calls.copy_64(target, source)
+        calls.copy_64(target + 8, source + 8)
+        calls.copy_16(target + 16, source + 16)
+    else:
+        pattern, step = _pattern(target, distance)
+        calls.store_int64(target, pattern)
+        calls.store_int64(target + step, pattern)
+        calls.store_int64(target + 2 * step, pattern)
 
 
 @calls.inner
@@ -71,7 +127,7 @@ def _take_literals(
         nbytes += more
     if not source or nbytes > end - source or nbytes > stop - target:
         return 0, 0
-    _copy_literals(target, source, nbytes, stop, end)
+    calls.copy_bytes(target, source, nbytes)
     source += nbytes
     target += nbytes
     is_last = source == end
@@ -105,33 +161,61 @@ def _take_match(
     return source, target + nbytes
 
 
+@calls.inner
+def _decode_inside(
+    source: int, target: int, ends: tuple[int, int], start: int
+) -> tuple[int, int]:
+    """Decode sequences that lie well inside of input and output, with few checks.
+
+    Returns the addresses of the first sequence that does not, has lengths of more than
+    one additional byte, or is damaged.
+    """
+    last, stop = ends[0] - _INPUT_LEFT, ends[1]
+    last_target = stop - _OUTPUT_LEFT
+    while source <= last and target <= last_target:
+        token = calls.load_8(source)
+        at, place = source + 1, target
+        nbytes: Any = token >> 4
+        if nbytes < _LONG:
+            calls.copy_128(place, at)
+        else:
+            more = calls.load_8(at)
+            at += 1
+            nbytes += more
+            if more == 255 or at + nbytes > last or place + nbytes > last_target:
+                break
+            _copy_literals(place, at, nbytes)
+        at += nbytes
+        place += nbytes
+        distance = calls.load_16(at)
+        if distance > place - start or distance == 0:
+            break
+        nbytes = (token & 15) + _MIN_MATCH
+        at += 2
+        if token & 15 < _LONG:
+            _copy_short_match(place, distance)
+        else:
+            more = calls.load_8(at)
+            at += 1
+            nbytes += more
+            if more == 255 or place + nbytes > last_target:
+                break
+            _copy_match(place, place - distance, nbytes, stop)
+        source, target = at, place + nbytes
+    return source, target
+
+
 @njit(nogil=True)
 def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
     """Number of bytes that a block decodes to, at `target`; -1 if it is damaged."""
     end, start, stop = source + nbytes, target, target + room_nbytes
     while source < end:
+        source, target = _decode_inside(source, target, (end, stop), start)
         token = calls.load_8(source)
         source += 1
-        # Room for 14 literals, the next offset, and the bytes that a copy of 16 reads
-        # too many; and for the same in the output.
-        if token < _LONG << 4 and source + 22 <= end and target + 40 <= stop:
-            calls.copy_128(target, source)
-            source += token >> 4
-            target += token >> 4
-        else:
-            source, target = _take_literals(token, source, end, target, stop)
-            if not source or source == end:
-                return target - start if source else -1
-        # A match of at most 18 bytes, copied 8 at a time, with five literals after it.
-        distance = calls.load_16(source)
-        is_near_end = target + 24 > stop
-        if token & 15 < _LONG and 8 <= distance <= target - start and not is_near_end:
-            calls.copy_64(target, target - distance)
-            calls.copy_64(target + 8, target - distance + 8)
-            calls.copy_64(target + 16, target - distance + 16)
-            source += 2
-            target += (token & 15) + _MIN_MATCH
-            continue
+        source, target = _take_literals(token, source, end, target, stop)
+        if not source or source == end:
+            return target - start if source else -1
         source, target = _take_match(token, source, end, target, (start, stop))
         if not source:
             return -1
