@@ -143,6 +143,8 @@ COMPILED = {
     "fused.objects",
     "fused.polling",
     "fused.relaying",
+    "fused.shuffling",
+    "fused.vectors",
     "fused.zstd_frames",
     "fused.planning",
 }

@@ -8,6 +8,7 @@ from gpushard.fused import calls
 from gpushard.fused.blosc_frames import decode_frame
 from gpushard.fused.columns import BLOSC, INFLATE, LZ4, RAW, ZSTD
 from gpushard.fused.lz4 import decode_lz4
+from gpushard.fused.shuffling import unshuffle
 from gpushard.fused.words import Decoder
 from gpushard.fused.zstd_frames import decode_first, is_one_frame
 
@@ -31,32 +32,8 @@ def decode(d: Decoder, source: int, nbytes: int, target: int, wanted: Any) -> in
     planes = _decode_stream(d, source, nbytes, d.planes, (0, d.chunk_nbytes))
     if planes == 0:
         return 0
-    _unshuffle(planes, target, d.chunk_nbytes, d.shuffle_itemsize)
+    unshuffle(planes, target, d.chunk_nbytes, d.shuffle_itemsize, (0, d.chunk_nbytes))
     return target
-
-
-@calls.inner
-def _unshuffle(source: int, target: int, nbytes: int, itemsize: int) -> None:
-    """Elements of bytes that lie apart, those of the same significance side by side."""
-    n = nbytes // itemsize
-    if itemsize == 2:
-        for i in range(n):
-            low, high = calls.load_8(source + i), calls.load_8(source + n + i)
-            calls.store_int16(target + 2 * i, low | high << 8)
-        return
-    if itemsize % 4 == 0:
-        for k in range(0, itemsize, 4):
-            first = source + k * n
-            for i in range(n):
-                at = first + i
-                low = calls.load_8(at) | calls.load_8(at + n) << 8
-                high = calls.load_8(at + 2 * n) | calls.load_8(at + 3 * n) << 8
-                calls.store_int32(target + itemsize * i + k, low | high << 16)
-        return
-    for k in range(itemsize):
-        for i in range(n):
-            byte = calls.load_8(source + k * n + i)
-            calls.store_int8(target + itemsize * i + k, byte)
 
 
 @calls.inner

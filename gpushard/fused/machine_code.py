@@ -46,6 +46,8 @@ SOURCES = (
     "fused/planning",
     "fused/polling",
     "fused/relaying",
+    "fused/shuffling",
+    "fused/vectors",
     "fused/words",
     "fused/zstd_frames",
     "fused/machine_code",  # for the layout of the file

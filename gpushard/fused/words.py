@@ -54,6 +54,9 @@ OPENAT2 = 437
 STATUS_NBYTES = 256
 NUMBER_NBYTES = 20
 
+# Memory in which shuffled bits are put together: for 512 items of 16 bytes.
+TILE_NBYTES = 8192
+
 # Size of a `ZSTD_outBuffer` and a `ZSTD_inBuffer` of zstd.h: address, size, position.
 BUFFERS_NBYTES = 48
 
