@@ -153,6 +153,19 @@ class CodecChain:
             return first is not None and first.name == "numcodecs.lz4"
         return first.configuration.get("cname") in _FAST_BLOSC
 
+    @property
+    def blosc_compressor(self) -> Any:
+        """What the metadata names as the compressor of Blosc frames, or None.
+
+        Frames may have other compressors.
+        """
+        names = [
+            spec.configuration.get("cname")
+            for spec in self.bytes_bytes
+            if "blosc" in spec.name
+        ]
+        return names[0] if names else None
+
 
 class IndexSize(NamedTuple):
     """Encoded size of an index: bytes per entry, and bytes in addition.

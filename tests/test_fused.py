@@ -390,6 +390,6 @@ def test_checksums_are_those_of_the_crc32c_package():
                 assert compute(address_of(data) + start, nbytes) == want
 
 
-@pytest.mark.parametrize("kind", range(6))
+@pytest.mark.parametrize("kind", range(7))
 def test_every_library_is_found(kind):
     assert find_library(kind) is not None

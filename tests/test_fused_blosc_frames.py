@@ -12,7 +12,7 @@ pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`
 
 from gpushard.fused import blosc_frames
 
-REFUSED, FOR_LIBRARY, STORED, PLAIN_LZ4 = range(4)
+REFUSED, FOR_LIBBLOSC2, STORED, OF_LZ4, OF_ZSTD = range(5)
 SHUFFLE, MEMCPYED, BITSHUFFLE, UNSPLIT = 1, 2, 4, 16
 BLOSCLZ, LZ4, SNAPPY, ZLIB, ZSTD = (k << 5 for k in range(5))
 NBYTES, BLOCK_NBYTES = 1280, 512  # two blocks of four streams, and a short one
@@ -52,18 +52,21 @@ def check():
 @pytest.mark.parametrize(
     ("data", "how"),
     [
-        (SPLIT, FOR_LIBRARY),
+        (SPLIT, OF_LZ4),
         (MEMCPY, STORED),
-        (frame(LZ4, 4, NBYTES, BLOCK_NBYTES, 4, 4, 1), FOR_LIBRARY),
-        (frame(LZ4 | UNSPLIT, 4, NBYTES, BLOCK_NBYTES, 1, 1, 1), PLAIN_LZ4),
-        (frame(LZ4, 1, NBYTES, BLOCK_NBYTES, 1, 1, 1), PLAIN_LZ4),
-        (frame(LZ4 | SHUFFLE, 1, NBYTES, BLOCK_NBYTES, 1, 1, 1), PLAIN_LZ4),
-        (frame(LZ4 | UNSPLIT | SHUFFLE, 4, 512, 512, 1), FOR_LIBRARY),
-        (frame(LZ4 | UNSPLIT | BITSHUFFLE, 4, 512, 512, 1), FOR_LIBRARY),
-        (frame(BLOSCLZ | UNSPLIT, 4, 512, 512, 1), FOR_LIBRARY),
-        (frame(ZSTD | UNSPLIT, 4, 512, 512, 1), FOR_LIBRARY),
-        (frame(ZSTD | UNSPLIT, 4, 1 << 20, 1 << 20, 1), FOR_LIBRARY),
-        (frame(LZ4, 16, 2048, 2048, 16), FOR_LIBRARY),
+        (frame(LZ4, 4, NBYTES, BLOCK_NBYTES, 4, 4, 1), OF_LZ4),
+        (frame(LZ4 | UNSPLIT, 4, NBYTES, BLOCK_NBYTES, 1, 1, 1), OF_LZ4),
+        (frame(LZ4 | UNSPLIT | BITSHUFFLE, 4, 512, 512, 1), OF_LZ4),
+        (frame(LZ4, 16, 2048, 2048, 16), OF_LZ4),
+        (frame(BLOSCLZ | UNSPLIT, 4, 512, 512, 1), FOR_LIBBLOSC2),
+        (frame(ZLIB, 4, NBYTES, BLOCK_NBYTES, 4, 4, 1), FOR_LIBBLOSC2),
+        (frame(BLOSCLZ | UNSPLIT, 4, 1 << 20, 1 << 20, 1), FOR_LIBBLOSC2),
+        (frame(ZSTD | UNSPLIT, 4, 512, 512, 1), OF_ZSTD),
+        (frame(ZSTD | SHUFFLE, 4, NBYTES, BLOCK_NBYTES, 4, 4, 1), OF_ZSTD),
+        (frame(ZSTD | SHUFFLE | UNSPLIT, 4, 1 << 20, 1 << 20, 1), OF_ZSTD),
+        # Without a filter, streams are decoded to their places.
+        (frame(ZSTD | UNSPLIT, 4, 1 << 21, 1 << 21, 1), OF_ZSTD),
+        (frame(LZ4 | SHUFFLE, 1, 1 << 21, 1 << 21, 1), OF_LZ4),
     ],
 )
 def test_a_frame_is_taken_in_the_way_that_its_header_allows(data, how, check):
@@ -127,7 +130,16 @@ N, LAST = len(SPLIT), len(SPLIT) - 7  # the last block is the last stream
             id="items cut short in the last block",
         ),
         pytest.param(
-            frame(ZSTD | UNSPLIT, 4, 1 << 21, (1 << 20) + 4, 1, 1), id="a huge block"
+            frame(ZSTD | SHUFFLE | UNSPLIT, 4, 1 << 21, (1 << 20) + 4, 1, 1),
+            id="a huge block of shuffled bytes",
+        ),
+        pytest.param(
+            frame(LZ4 | BITSHUFFLE, 1, 1 << 21, (1 << 20) + 8, 1, 1),
+            id="a huge block of shuffled bits",
+        ),
+        pytest.param(
+            frame(BLOSCLZ | UNSPLIT, 4, 1 << 21, (1 << 20) + 4, 1, 1),
+            id="a huge block for a library",
         ),
     ],
 )
@@ -146,25 +158,9 @@ def test_a_stream_that_blosclz_may_count_wrong_is_left_to_others(check):
     n = (1 << 31) // 255
     for kind, nbytes, how in [
         (BLOSCLZ, n, REFUSED),
-        (BLOSCLZ, n - 1, FOR_LIBRARY),
-        (ZLIB, n, FOR_LIBRARY),
+        (BLOSCLZ, n - 1, FOR_LIBBLOSC2),
+        (ZLIB, n, FOR_LIBBLOSC2),
     ]:
         sizes = 100, 100, 24 + nbytes, 20, nbytes
         head = struct.pack("<4B5I", 2, 1, kind | UNSPLIT, 4, *sizes)
         assert check(head + bytes(nbytes)) == how
-
-
-def test_blocks_that_share_a_stream_are_cut_out_only_if_there_is_room():
-    """Each of them takes its own bytes then, more than the whole frame has."""
-    from numba import njit
-
-    called = blosc_frames._cut_frame
-    cut = njit(lambda at, room, nbytes: called(at, 1500, (room, nbytes), 0, 3))
-    body = struct.pack("<4I100s", 28, 28, 28, 100, bytes(range(100)))
-    head = struct.pack("<4B3I", 2, 1, ZSTD | UNSPLIT, 4, 1500, 500, 16 + len(body))
-    source, room = GuardedRoom(4096), GuardedRoom(4096)
-    at = source.place(head + body, at_end=True)
-    n = 28 + 3 * 104
-    assert cut(at, room.stop - n, n) == n
-    for less in (n - 1, n - 104, 132, 28, 27, 16):
-        assert cut(at, room.stop - less, less) == 0

@@ -250,6 +250,26 @@ def test_a_stream_of_more_bytes_than_any_encoding_needs_is_refused(way, seen, tm
                 a[...]
 
 
+def test_of_blosc_frames_only_those_without_lz4_need_a_library(
+    without, monkeypatch, seen
+):
+    for name in ("_system_zstd", "_wheel_zstd", "_libblosc2"):
+        monkeypatch.setattr(libraries, name, lambda: None)
+    without()
+    for name, is_fused, leaves in [
+        ("lz4", True, False),
+        ("zstd", True, True),
+        ("blosclz", False, True),
+    ]:
+        objects = stored(CHAINS[f"blosc {name} shuffle 0"]).objects
+        a = gpushard.open_array(held(objects), options=FUSED)
+        seen.sinks.clear()
+        seen.n_left = 0
+        assert_same_bits(a[...], VALUES)
+        assert [type(sink) is not HostSink for sink in seen.sinks] == [is_fused]
+        assert (seen.n_left > 0) == leaves
+
+
 # What the loops ask of the libraries, as Python runs them.
 
 DECODER = Decoder(*range(1000, 1000 + len(Decoder._fields)))
@@ -356,7 +376,7 @@ def test_deflate_contexts_end_with_their_threads(name, library, owned):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells sizes")
-@pytest.mark.parametrize("name", ["zstd", "blosc zstd shuffle 0"])
+@pytest.mark.parametrize("name", ["zstd", "blosc zlib shuffle 0"])
 def test_other_contexts_end_with_their_threads(name, without, owned):
     without()
     a = gpushard.open_array(held(stored(CHAINS[name]).objects), options=FUSED)

@@ -1,6 +1,8 @@
-"""Decodes Blosc frames in compiled loops, and checks them before a library sees them.
+"""Decodes Blosc frames in compiled loops.
 
-The rules are those of `gpushard.codecs.blosc_frame`.
+The rules are those of `gpushard.codecs.blosc_frame`. Streams of LZ4 are decoded here,
+streams of zstd by libzstd. libblosc2 decodes frames of other compressors, if it is
+there, and sees none that were not checked.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from typing import Any
 from gpushard.codecs import blosc_frame
 from gpushard.fused import calls
 from gpushard.fused.lz4 import decode_lz4
+from gpushard.fused.shuffling import unshuffle, unshuffle_bits
+from gpushard.fused.words import TILE_NBYTES
+from gpushard.fused.zstd_frames import is_one_frame
 
 _HEADER_NBYTES = blosc_frame.HEADER_NBYTES
 _SHUFFLE, _MEMCPYED = blosc_frame.BYTE_SHUFFLE, blosc_frame.MEMCPYED
@@ -20,7 +25,7 @@ _LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
 _BLOSCLZ_MAX = (1 << 31) // 255
 
 # Results of a check.
-_REFUSED, _FOR_LIBRARY, _STORED, _PLAIN_LZ4 = range(4)
+_REFUSED, _FOR_LIBBLOSC2, _STORED, _LZ4, _ZSTD = range(5)
 
 
 @calls.inner
@@ -61,12 +66,30 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
         or not _holds_its_streams(source, nbytes, expected, n_splits)
     ):
         return _REFUSED
-    # A byte shuffle of one-byte elements changes nothing.
-    is_filtered = flags & _BITSHUFFLE or (flags & _SHUFFLE and typesize > 1)
-    if flags >> 5 == blosc_frame.LZ4 and n_splits == 1 and not is_filtered:
-        return _PLAIN_LZ4
-    # The memory that libblosc2 needs for larger blocks is not counted here.
-    return _FOR_LIBRARY if block_nbytes <= _LARGE_BLOCK_NBYTES else _REFUSED
+    return _decoder_of(source)
+
+
+@calls.inner
+def _decoder_of(source: int) -> int:
+    """What decodes the blocks of a frame: `_LZ4`, `_ZSTD`, another, or nothing."""
+    compressor = calls.load_8(source + 2) >> 5
+    is_own = compressor in (blosc_frame.LZ4, blosc_frame.ZSTD)
+    # Larger blocks need more memory than is counted.
+    is_large = calls.load_32(source + 8) > _LARGE_BLOCK_NBYTES
+    if is_large and (_is_filtered(source) or not is_own):
+        return _REFUSED
+    if not is_own:
+        return _FOR_LIBBLOSC2
+    return _LZ4 if compressor == blosc_frame.LZ4 else _ZSTD
+
+
+@calls.inner
+def _is_filtered(source: int) -> bool:
+    """Whether decoded streams are not yet the bytes of a block."""
+    flags = calls.load_8(source + 2)
+    # A byte shuffle of one-byte items changes nothing.
+    is_shuffled = flags & _SHUFFLE and calls.load_8(source + 3) > 1
+    return is_shuffled or flags & _BITSHUFFLE != 0
 
 
 @calls.inner
@@ -97,91 +120,84 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
 
 
 @calls.inner
-def _decode_plain_lz4(source: int, target: int, expected: int, wanted: Any) -> bool:
-    """Decode the blocks with the wanted bytes to their places; False on damage."""
-    block_nbytes = calls.load_32(source + 8)
-    first, last = wanted[0] // block_nbytes, -(-wanted[1] // block_nbytes)
-    for block in range(first, last):
-        stream = source + calls.load_32(source + _HEADER_NBYTES + 4 * block)
-        stream_nbytes = calls.load_32(stream)
-        done = block * block_nbytes
-        n = min(block_nbytes, expected - done)
-        if stream_nbytes == n:
-            calls.copy_bytes(target + done, stream + 4, n)
-        elif decode_lz4(stream + 4, stream_nbytes, target + done, n) != n:
+def _decode_stream(
+    zstd: tuple[int, int], source: int, nbytes: int, target: int, expected: int
+) -> bool:
+    """Whether a stream decodes to exactly so many bytes; of LZ4 without a library."""
+    function, context = zstd
+    if function == 0:
+        return decode_lz4(source, nbytes, target, expected) == expected
+    call = (context, target, expected, source, nbytes)
+    # In one call libzstd would decode any number of frames.
+    return is_one_frame(source, nbytes) and calls.call_zstd(function, call) == expected
+
+
+@calls.inner
+def _decode_streams(
+    zstd: tuple[int, int], source: int, n_splits: int, target: int, nbytes: int
+) -> bool:
+    """Decode the streams of a block one behind the other; False on damage."""
+    each = nbytes // n_splits
+    for k in range(n_splits):
+        stream_nbytes = calls.load_32(source)
+        source += 4
+        place = target + k * each
+        if stream_nbytes == each:
+            calls.copy_bytes(place, source, each)
+        elif not _decode_stream(zstd, source, stream_nbytes, place, each):
             return False
+        source += stream_nbytes
     return True
 
 
 @calls.inner
-def _cut_frame(source: int, expected: int, staging: Any, first: int, last: int) -> int:
-    """Write a frame of the blocks ``first:last`` of another to `staging`; its size.
-
-    0 if there is too little room. libblosc2 could decode a range of a frame's items,
-    but it decodes large split blocks wrongly.
-    """
-    room, room_nbytes = staging
-    block_nbytes = calls.load_32(source + 8)
-    flags = calls.load_8(source + 2)
-    n_splits = 1 if flags & _DONT_SPLIT else calls.load_8(source + 3)
-    nbytes = min(last * block_nbytes, expected) - first * block_nbytes
-    end = _HEADER_NBYTES + 4 * (last - first)
-    if end > room_nbytes:
-        return 0
-    for block in range(first, last):
-        begin = calls.load_32(source + _HEADER_NBYTES + 4 * block)
-        stop = begin
-        is_full = (block + 1) * block_nbytes <= expected
-        for _ in range(n_splits if is_full else 1):
-            stop += 4 + calls.load_32(source + stop)
-        if end + stop - begin > room_nbytes:
-            return 0
-        calls.store_int32(room + _HEADER_NBYTES + 4 * (block - first), end)
-        calls.copy_bytes(room + end, source + begin, stop - begin)
-        end += stop - begin
-    calls.copy_bytes(room, source, _HEADER_NBYTES)
-    calls.store_int32(room + 4, nbytes)
-    calls.store_int32(room + 12, end)
-    return end
-
-
-@calls.inner
 def _decode_blocks(
-    library: Any, source: int, target: int, expected: int, wanted: Any
+    zstd: tuple[int, int], source: int, target: int, expected: int, how: Any
 ) -> bool:
-    """Decode the blocks with the wanted bytes to their places; False on failure."""
-    function, context, room, room_nbytes = library
+    """Decode the blocks with the wanted bytes to their places; False on damage."""
+    wanted, room = how
+    flags, itemsize = calls.load_8(source + 2), calls.load_8(source + 3)
     block_nbytes = calls.load_32(source + 8)
-    first, last = wanted[0] // block_nbytes, -(-wanted[1] // block_nbytes)
-    # A short last block is never split. It must stay the last block for that.
-    if first > 0 and (first + 1) * block_nbytes > expected:
-        first -= 1
-    n = min(last * block_nbytes, expected) - first * block_nbytes
-    nbytes = _cut_frame(source, expected, (room, room_nbytes), first, last)
-    frame = (context, room, nbytes, target + first * block_nbytes, n)
-    return nbytes > 0 and calls.call_blosc(function, frame) == n
+    is_filtered = _is_filtered(source)
+    for block in range(wanted[0] // block_nbytes, -(-wanted[1] // block_nbytes)):
+        done = block * block_nbytes
+        n = min(block_nbytes, expected - done)
+        n_splits = 1 if flags & _DONT_SPLIT or n < block_nbytes else itemsize
+        streams = source + calls.load_32(source + _HEADER_NBYTES + 4 * block)
+        place = room + TILE_NBYTES if is_filtered else target + done
+        if not _decode_streams(zstd, streams, n_splits, place, n):
+            return False
+        if is_filtered:
+            part = (max(wanted[0] - done, 0), wanted[1] - done)
+            if flags & _SHUFFLE:
+                unshuffle(place, target + done, n, itemsize, part)
+            else:
+                unshuffle_bits(place, target + done, (n, itemsize), part, room)
+    return True
 
 
 @calls.inner
 def decode_frame(
-    library: Any, source: int, nbytes: int, target: int, expected: int, wanted: Any
+    library: Any, source: int, nbytes: int, target: int, expected: int, how: Any
 ) -> int:
     """Address where decoded byte 0 lies or would lie; 0 on failure.
 
-    It is `target` or in the source. `library` has the addresses of the decompressor and
-    of its context, and address and size of memory for a frame. `wanted` is the
-    half-open range of decoded bytes that are needed; only blocks that contain some of
-    them are decoded.
+    It is `target` or in the source. `library` says whether the library is libblosc2 or
+    libzstd, and has the addresses of its function and of its context, or zeros. `how`
+    has the half-open range of decoded bytes that are needed, and the address of memory
+    for a tile and for a block (`words.TILE_NBYTES`). Only blocks that contain some of
+    these bytes are decoded, but by libblosc2 all.
     """
+    is_libblosc2, function, context = library
     found = _check_frame(source, nbytes, expected)
-    if found == _REFUSED:
-        return 0
     if found == _STORED:
         return source + _HEADER_NBYTES
-    if found == _PLAIN_LZ4:
-        return target if _decode_plain_lz4(source, target, expected, wanted) else 0
-    is_part = wanted[1] - wanted[0] < expected
-    if is_part and _decode_blocks(library, source, target, expected, wanted):
-        return target
-    frame = (library[1], source, nbytes, target, expected)
-    return target if calls.call_blosc(library[0], frame) == expected else 0
+    is_done = False
+    if found == _LZ4:
+        is_done = _decode_blocks((0, 0), source, target, expected, how)
+    elif found == _ZSTD and function != 0 and not is_libblosc2:
+        is_done = _decode_blocks((function, context), source, target, expected, how)
+    elif found == _FOR_LIBBLOSC2 and is_libblosc2:
+        frame = (context, source, nbytes, target, expected)
+        is_done = calls.call_blosc(function, frame) == expected
+    return target if is_done else 0

@@ -17,6 +17,7 @@ from gpushard.codecs import libblosc2, libdeflate, libzstd
 from gpushard.fused.addresses import function_address
 from gpushard.fused.columns import (
     BLOSC,
+    BLOSC2,
     GZIP,
     INFLATE,
     LIBDEFLATE,
@@ -26,6 +27,7 @@ from gpushard.fused.columns import (
     ZSTD,
 )
 
+_OWN_LZ4 = "LZ4 of their own"
 # Only this version of the binary interface is known here: the name is the SONAME.
 _LIBZ = "libz.so.1"
 # zlib.h: the largest window, and 16 more for a gzip wrapper instead of zlib's.
@@ -42,7 +44,7 @@ class Library(NamedTuple):
     name
         Name of the library in a report.
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE`, `LIBDEFLATE` or `BLOSC2`.
     decode, reset, decode_part
         Addresses of functions: one decompresses, one readies a context for another
         stream, one decodes as much of a stream as it is given; 0 if there is none.
@@ -65,11 +67,17 @@ def find_library(kind: int, *, is_large: bool = False) -> Library | None:
     `is_large` is whether inner chunks have `libzstd.LARGE_NBYTES` or more.
     """
     if kind in (RAW, LZ4):
-        return Library("a copy" if kind == RAW else "LZ4 of their own", kind)
+        return Library("a copy" if kind == RAW else _OWN_LZ4, kind)
+    zstd = None
+    if kind in (ZSTD, BLOSC):
+        zstd = (is_large and _system_zstd()) or _wheel_zstd()
+    if kind == BLOSC:  # in frames, which may have either
+        name = f"{_OWN_LZ4}, {zstd.name}" if zstd else _OWN_LZ4
+        return (zstd or Library("", kind))._replace(name=name, kind=kind)
     if kind == ZSTD:
-        return (is_large and _system_zstd()) or _wheel_zstd()
-    if kind == BLOSC:
-        return _blosc()
+        return zstd
+    if kind == BLOSC2:
+        return _libblosc2()
     return _libdeflate(kind) or _libz(kind)
 
 
@@ -106,7 +114,7 @@ def _wheel_zstd() -> Library | None:
     )
 
 
-def _blosc() -> Library | None:
+def _libblosc2() -> Library | None:
     lib = libblosc2.find()
     if lib is None:
         return None
@@ -115,7 +123,7 @@ def _blosc() -> Library | None:
         return _owned(libblosc2.new_context(lib), lib.blosc2_free_ctx)
 
     function = function_address(lib.blosc2_decompress_ctx)
-    return Library("libblosc2", BLOSC, function, make_context=make_context)
+    return Library("libblosc2", BLOSC2, function, make_context=make_context)
 
 
 def _libdeflate(kind: int) -> Library | None:

@@ -136,9 +136,6 @@ def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[in
             end += (box[FIRST_LENGTH + axis] - 1) * strides[0, box[PART], axis]
         low, high = min(low, box[OFFSET]), max(high, end)
         i += 1
-    # Decoding only some blocks of a Blosc frame costs extra.
-    if d.kind == BLOSC and 2 * (high - low) > d.chunk_nbytes:
-        return 0, d.chunk_nbytes
     return low, high
 
 

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.blosc_frame import LARGE_BLOCK_NBYTES
 from gpushard.fused import boxes
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain, plan_parameters
-from gpushard.fused.columns import BLOSC, NBYTES
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import ThreadMemory
 from gpushard.fused.words import (
     BUFFERS_NBYTES,
     STATUS_NBYTES,
+    TILE_NBYTES,
     Decoder,
     Opener,
 )
@@ -124,11 +125,7 @@ class BoxPlacer:
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
         )
-        frame_nbytes = 0
-        if self.chain.kind == BLOSC:
-            stored = columns[:, NBYTES].max(initial=0)
-            frame_nbytes = int(stored) if opener is None else opener.most_nbytes
-        ready = self._ready(frame_nbytes, window_nbytes, not self._room.is_crowded)
+        ready = self._ready(window_nbytes, not self._room.is_crowded)
         if ready is not None:
             compiled = self._loops.compiled
             arrays = columns, self._strides, _memory.work, is_placed
@@ -164,26 +161,23 @@ class BoxPlacer:
         `memory_nbytes` bytes; None if the thread gets no context. The thread keeps all
         of this memory, because it is at most 4 MiB for each use.
         """
-        ready = self._ready(window_nbytes, window_nbytes, keeps=True)
+        ready = self._ready(window_nbytes, keeps=True)
         if ready is None:
             return None
         memory = _memory.buffer("plan", memory_nbytes).address
         return ready.decoder, address_of(_memory.work), memory
 
-    def _ready(
-        self, frame_nbytes: int, window_nbytes: int, keeps: bool
-    ) -> _HeldDecoder | None:
+    def _ready(self, window_nbytes: int, keeps: bool) -> _HeldDecoder | None:
         """What the loops need; None if this thread gets no context.
 
-        `frame_nbytes` is the stored size of the largest Blosc frame, and `keeps` is
-        whether the thread may keep large memory.
+        `keeps` is whether the thread may keep large memory.
         """
         chain, library = self.chain, self._loops.library
         context = _memory.context(library)
         if library.decode and not context:
             return None
-        if chain.kind == BLOSC:  # parts of frames are copied to frames of their own
-            staging_nbytes = frame_nbytes
+        if chain.is_blosc:
+            staging_nbytes = TILE_NBYTES + min(chain.chunk_nbytes, LARGE_BLOCK_NBYTES)
         else:
             staging_nbytes = BUFFERS_NBYTES if library.decode_part else 0
         planes_nbytes = chain.chunk_nbytes if chain.shuffle_itemsize else 0
@@ -207,7 +201,6 @@ class BoxPlacer:
             chain.chunk_nbytes,
             scratch.address,
             staging.address,
-            staging.nbytes,
             window.address,
             window.nbytes,
             chain.dtype.itemsize,

@@ -45,7 +45,7 @@ def unshuffle(
     """Put items together from planes of their bytes.
 
     Bytes behind the last whole item are copied. Bytes of the target outside the
-    half-open range `wanted` may be missing.
+    half-open range `wanted`, which may go beyond its end, may be missing.
     """
     n = nbytes // itemsize
     first, stop = wanted[0] // itemsize, min(-(-wanted[1] // itemsize), n)

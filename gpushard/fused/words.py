@@ -67,7 +67,7 @@ class Decoder(NamedTuple):
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE`, `LIBDEFLATE` or `BLOSC2`.
     has_crc
         Whether four bytes of CRC-32C follow the payload.
     decode, context
@@ -82,9 +82,9 @@ class Decoder(NamedTuple):
         Decoded size of an inner chunk.
     scratch
         Address of memory for an inner chunk, hot in the cache; 16 bytes precede it.
-    staging, staging_nbytes
-        Address and size of memory for a part of a frame, or for a frame's description;
-        0 except for `BLOSC` and `ZSTD`.
+    staging
+        Address of memory for a tile and a block of a Blosc frame, or for the
+        description of a zstd frame; 0 for other kinds.
     window, window_nbytes
         Address and size of memory for bytes that are read from a file.
     itemsize, out_itemsize
@@ -110,7 +110,6 @@ class Decoder(NamedTuple):
     chunk_nbytes: int
     scratch: int
     staging: int
-    staging_nbytes: int
     window: int
     window_nbytes: int
     itemsize: int

@@ -1,0 +1,224 @@
+"""The compiled loops decode Blosc frames of LZ4 and zstd as c-blosc does, in bounds."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from numcodecs.blosc import Blosc
+
+from lz4_blocks import GuardedRoom, sequence
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
+
+from gpushard.codecs import blosc_frame
+from gpushard.codecs.blosc import BloscCodec
+from gpushard.fused import blosc_frames
+from gpushard.fused.columns import BLOSC
+from gpushard.fused.libraries import find_library
+from gpushard.fused.words import TILE_NBYTES
+
+CANARY = b"\xa5" * 64
+COMPRESSORS = ("lz4", "lz4hc", "zstd")
+MOST = 1 << 18
+
+
+class Decoding:
+    """The compiled decoder between pages that kill who touches them."""
+
+    def __init__(self) -> None:
+        from numba import njit
+
+        called = blosc_frames.decode_frame
+
+        @njit
+        def run(library, source, nbytes, target, expected, how):
+            return called(library, source, nbytes, target, expected, how)
+
+        library = find_library(BLOSC)
+        assert library is not None
+        context, self._held = library.make_context()
+        self.library = False, library.decode, context
+        self._run = run
+        self._rooms = [GuardedRoom(2 * MOST) for _ in range(3)]
+
+    def __call__(self, frame: bytes, nbytes: int, wanted=None) -> bytes | None:
+        """The wanted bytes of a frame that should decode to so many; None if refused.
+
+        Both ends of all memory are tried: bytes on the near side are readable, but
+        nobody's business.
+        """
+        first, stop = wanted or (0, nbytes)
+        found = set()
+        for at_end in (False, True):
+            source = self._rooms[0].place(frame, at_end=at_end)
+            padded = CANARY + bytes(nbytes) if at_end else bytes(nbytes) + CANARY
+            target = self._rooms[1].place(padded, at_end=at_end)
+            target += len(CANARY) if at_end else 0
+            block = bytes(TILE_NBYTES + min(nbytes, 1 << 20))
+            how = (first, stop), self._rooms[2].place(block, at_end=at_end)
+            at = self._run(self.library, source, len(frame), target, nbytes, how)
+            beside = target - len(CANARY) if at_end else target + nbytes
+            assert ctypes.string_at(beside, len(CANARY)) == CANARY
+            assert ctypes.string_at(source, len(frame)) == frame
+            found.add(ctypes.string_at(at + first, stop - first) if at else None)
+        assert len(found) == 1
+        return found.pop()
+
+
+@pytest.fixture(scope="module")
+def decode():
+    return Decoding()
+
+
+def elements(kind: str, nbytes: int) -> bytes:
+    rng = np.random.default_rng(nbytes)
+    if kind == "noise":
+        return rng.bytes(nbytes)
+    if kind == "zeros":
+        return bytes(nbytes)
+    steps = np.cumsum(rng.integers(-3, 4, nbytes // 4 + 1))
+    return steps.astype("<i4").tobytes()[:nbytes]
+
+
+def encoded(data: bytes, cname: str, itemsize: int, shuffle: int, **how) -> bytes:
+    items = np.frombuffer(data, "u1")
+    return bytes(Blosc(cname, shuffle=shuffle, typesize=itemsize, **how).encode(items))
+
+
+@pytest.mark.parametrize("cname", COMPRESSORS)
+@pytest.mark.parametrize("itemsize", range(1, 21))
+def test_frames_of_every_item_size_are_decoded_as_by_cblosc(decode, cname, itemsize):
+    n_refused = n = 0
+    for shuffle, kind, blocksize, n_items in itertools.product(
+        (0, 1, 2), ("steps", "noise", "zeros"), (0, 1024), (1, 8, 64, 130, 1000, 8000)
+    ):
+        data = elements(kind, n_items * itemsize)
+        for more in (b"", b"\7" * (itemsize // 2)):
+            frame = encoded(data + more, cname, itemsize, shuffle, blocksize=blocksize)
+            got = decode(frame, len(data + more))
+            n, n_refused = n + 1, n_refused + (got is None)
+            assert got in (None, data + more)
+    # Frames that some libraries decode differently are for the plain way.
+    assert n_refused < n / 2
+
+
+@pytest.mark.parametrize("cname", COMPRESSORS)
+@pytest.mark.parametrize("clevel", range(10))
+def test_frames_of_every_level_are_decoded(decode, cname, clevel):
+    for itemsize, shuffle in itertools.product((1, 2, 4, 8, 16), (0, 1, 2)):
+        data = elements("steps", MOST)
+        frame = encoded(data, cname, itemsize, shuffle, clevel=clevel)
+        assert decode(frame, len(data)) == data
+
+
+@st.composite
+def frames(draw) -> tuple[bytes, bytes]:
+    """Elements, and a frame of them."""
+    itemsize = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    kind = draw(st.sampled_from(["steps", "noise", "zeros"]))
+    # c-blosc makes no smaller blocks of split streams than 64 KiB.
+    n = draw(st.sampled_from([1, 100, 1000, 1 << 16, 2 * (1 << 16)]))
+    n_items = (n + draw(st.integers(0, 5000))) // itemsize
+    data = elements(kind, max(n_items // 8 * 8, 1) * itemsize)
+    cname, shuffle = draw(st.sampled_from(COMPRESSORS)), draw(st.integers(0, 2))
+    blocksize = draw(st.sampled_from([0, 512, 4096, 8192]))
+    return data, encoded(data, cname, itemsize, shuffle, blocksize=blocksize)
+
+
+@given(frames(), st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_of_a_frame_any_part_is_decoded_alone(decode, made, ends):
+    data, frame = made
+    first, stop = sorted(round(end * len(data)) for end in ends)
+    got = decode(frame, len(data), (first, stop))
+    assert got in (None, data[first:stop])
+    if decode(frame, len(data)) is not None:
+        assert got is not None
+
+
+def test_blocks_without_wanted_bytes_are_not_decoded(decode):
+    data = elements("steps", MOST)
+    for cname in COMPRESSORS:
+        frame = bytearray(encoded(data, cname, 4, 1, blocksize=2048))
+        (n,) = struct.unpack_from("<I", frame, 8)
+        starts = struct.unpack_from(f"<{MOST // n}I", frame, 16)
+        assert len(starts) > 3
+        frame[starts[3] - 9 : starts[3]] = b"\xff" * 9
+        for first, stop in ((0, MOST), (2 * n - 1, 2 * n + 1), (3 * n - 1, 3 * n)):
+            assert decode(bytes(frame), MOST, (first, stop)) is None
+        for first, stop in ((0, 2 * n), (3 * n, MOST), (n + 5, n + 6)):
+            assert decode(bytes(frame), MOST, (first, stop)) == data[first:stop]
+
+
+def test_blocks_may_share_their_streams_or_have_them_in_any_order(decode):
+    block = elements("steps", 512)
+    stream = encoded(block, "lz4", 4, 1, blocksize=512)[20:]
+    starts = [28, 28, 28]
+    sizes = 1536, 512, 28 + len(stream)
+    head = struct.pack("<4B6I", 2, 1, 1 << 5 | 1, 4, *sizes, *starts)
+    assert decode(head + stream, 1536) == 3 * block
+
+
+def test_without_libzstd_frames_of_lz4_alone_are_decoded(decode):
+    data = elements("steps", 4096)
+    asked = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)
+    refuse = kind(lambda *arguments: asked.append(arguments) or -1)
+    libblosc2 = ctypes.cast(refuse, ctypes.c_void_p).value
+    for library in ((False, 0, 0), (True, libblosc2, 0)):
+        whole, decode.library = decode.library, library
+        try:
+            got = [decode(encoded(data, name, 4, 1), 4096) for name in COMPRESSORS]
+        finally:
+            decode.library = whole
+        assert got == [data, data, None]
+    assert not asked  # libblosc2 is for other compressors
+
+
+def one_stream(compressor: int, data: bytes, stream: bytes) -> bytes:
+    """Frame of one block, which is not filtered."""
+    sizes = len(data), len(data), 24 + len(stream), 20, len(stream)
+    return struct.pack("<4B5I", 2, 1, compressor << 5 | 16, 1, *sizes) + stream
+
+
+def test_a_stream_may_be_longer_than_what_it_decodes_to(decode):
+    data = elements("noise", 600)
+    assert decode(one_stream(blosc_frame.LZ4, data, sequence(data, None)), 600) == data
+
+
+def test_a_stream_of_several_zstd_frames_is_left_to_others(decode):
+    data = elements("steps", 600)
+    pack = zstandard.ZstdCompressor().compress
+    assert decode(one_stream(blosc_frame.ZSTD, data, pack(data)), 600) == data
+    two = pack(data[:300]) + pack(data[300:])
+    assert decode(one_stream(blosc_frame.ZSTD, data, two), 600) is None
+
+
+@pytest.mark.parametrize("cname", COMPRESSORS)
+@pytest.mark.parametrize("shuffle", [0, 1, 2])
+def test_damaged_frames_are_decoded_as_on_the_plain_way_or_refused(
+    decode, cname, shuffle
+):
+    rng = np.random.default_rng([shuffle, len(cname)])
+    found: Counter[str] = Counter()
+    for i in range(1500):
+        itemsize = int(rng.choice([1, 2, 4, 8]))
+        data = elements("steps", int(rng.integers(1, 40)) * 64 * itemsize)
+        frame = bytearray(encoded(data, cname, itemsize, shuffle, blocksize=1024))
+        for _ in range(rng.integers(1, 4)):
+            near = 48 if i % 2 else len(frame)
+            frame[int(rng.integers(min(near, len(frame))))] ^= 1 << rng.integers(8)
+        got = decode(bytes(frame), len(data))
+        found["refused" if got is None else "decoded"] += 1
+        if got is not None:
+            plain = BloscCodec("blosc", "").decode(bytes(frame), len(data), exact=True)
+            assert got == bytes(plain)
+    assert min(found.values()) > 100
