@@ -11,10 +11,14 @@ import crc32c
 import numpy as np
 import pytest
 import zstandard
+from numcodecs.blosc import Blosc
 
 import gpushard
 from array_strategies import codec
+from blosc_frames import as_snappy
 from fuzz import shard_cases, target_device
+from gpushard.codecs.blosc import BloscCodec
+from gpushard.codecs.blosc_frame import parse_header
 from gpushard.codecs.zstd import from_spec
 from gpushard.errors import (
     ChecksumError,
@@ -371,3 +375,13 @@ def test_a_server_that_asks_for_no_pause_is_not_asked_without_one(told, monkeypa
         asker.ask(work, ByteRequest("c/0"))
     assert 16 <= n_asked[0] <= 32  # at once, and then every half second or second
     assert 14 <= now[0] <= 15
+
+
+def test_snappy_blocks_without_a_whole_item_are_read():
+    """Such a last block is not shuffled. Giving it a shape raised NumPy's error."""
+    whole = np.arange((1 << 16) // 8 + 1).tobytes()
+    for shuffle in (1, 2):
+        frame = as_snappy(bytes(Blosc("lz4", 5, shuffle, 1024, 16).encode(whole)))
+        assert parse_header(frame, "blosc").last_block_nbytes == 8
+        decoder = BloscCodec("blosc", "")
+        assert bytes(decoder.decode(frame, len(whole), exact=True)) == whole

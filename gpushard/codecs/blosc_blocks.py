@@ -126,8 +126,10 @@ def _undo_byte_shuffle(
     """Both of shape (n_blocks, block_nbytes); bytes past the last item stay put."""
     n_items = blocks.shape[1] // typesize
     n_shuffled = n_items * typesize
-    planes = blocks[:, :n_shuffled].reshape(-1, typesize, n_items)
-    out[:, :n_shuffled].reshape(-1, n_items, typesize)[...] = planes.transpose(0, 2, 1)
+    # There may be no item at all, so both shapes are given in full.
+    planes = blocks[:, :n_shuffled].reshape(len(blocks), typesize, n_items)
+    items = out[:, :n_shuffled].reshape(len(blocks), n_items, typesize)
+    items[...] = planes.transpose(0, 2, 1)
     out[:, n_shuffled:] = blocks[:, n_shuffled:]
 
 
