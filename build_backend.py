@@ -7,8 +7,10 @@ Python, on Linux on x86-64. Elsewhere nothing uses it. Checkouts that are instal
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,16 @@ def get_requires_for_build_wheel(
     config_settings: dict[str, Any] | None = None,
 ) -> list[str]:
     """What hatchling asks for, and the compiler, where it compiles the loops."""
-    return [*_get_requires(config_settings), _COMPILER]
+    return [*_get_requires(config_settings), *([_COMPILER] if _has_wheels() else [])]
+
+
+def _has_wheels() -> bool:
+    """Whether the compiler has wheels for this Python, as far as markers cannot tell.
+
+    Else pip would build it, and fail: that takes LLVM.
+    """
+    is_free = sysconfig.get_config_var("Py_GIL_DISABLED") and sys.version_info < (3, 14)
+    return platform.libc_ver()[0] == "glibc" and not is_free
 
 
 class ShippedLoops(BuildHookInterface):
@@ -73,7 +84,7 @@ class ShippedLoops(BuildHookInterface):
         command = [sys.executable, "-B", "-c", _PROGRAM, self.root, str(target)]
         self.app.display_info("compiling the loops: some 20 seconds")
         done = subprocess.run(  # noqa: S603 - fixed
-            command, stderr=subprocess.PIPE, text=True, check=False
+            command, stderr=subprocess.PIPE, text=True, errors="replace", check=False
         )
         if done.returncode == 0:
             build_data["force_include"][str(target)] = "gpushard/fused/loops.bin"

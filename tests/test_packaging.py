@@ -107,25 +107,36 @@ def test_wheel_reads_by_compiled_loops_without_a_compiler(tmp_path):
     assert not (tmp_path / "gpushard").exists()  # no folder for code that is kept
 
 
-def test_wheels_are_built_with_the_compiler_and_checkouts_without():
+def required(call: str, *, libc: str = "glibc", is_free: int = 0) -> str:
+    """What the build backend asks for with such a C library and Python."""
     program = (
-        "import build_backend as b;"
-        "print(b.get_requires_for_build_wheel(), b.get_requires_for_build_editable())"
+        "import platform, sys, sysconfig, build_backend as b;"
+        f"platform.libc_ver = lambda: ({libc!r}, '');"
+        f"sysconfig.get_config_var = {{'Py_GIL_DISABLED': {is_free}}}.get;"
+        "sys.version_info = (3, 13);"
+        f"print(b.{call}())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    of_wheel, _, of_checkout = done.stdout.partition("]")
-    assert "numba" in of_wheel
-    assert "numba" not in of_checkout
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_wheels_are_built_with_the_compiler_and_checkouts_without():
+    assert "numba" in required("get_requires_for_build_wheel")
+    assert "numba" not in required("get_requires_for_build_editable")
+
+
+@pytest.mark.parametrize("how", [{"libc": ""}, {"libc": "musl"}, {"is_free": 1}])
+def test_a_compiler_that_has_no_wheels_is_not_asked_for(how):
+    assert "numba" not in required("get_requires_for_build_wheel", **how)
 
 
 def test_wheel_is_built_without_loops_where_no_compiler_is(tmp_path):
-    (tmp_path / "numba.py").write_text("raise ImportError('numba refuses this NumPy')")
+    # Compilers write to the descriptor, in any encoding.
+    (tmp_path / "numba.py").write_text(
+        "import os\nos.write(2, b'\\xff')\nraise ImportError('it refuses this NumPy')"
+    )
     (tmp_path / "wheel").mkdir()
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d"]
     done = subprocess.run(
