@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ CODE = MachineCode(b"\0" * 16 + b"\xc3", 16, ("memcpy", "memset"))
 OLD = "fpu cx16 lahf_lm popcnt pni ssse3 sse4_1"
 # The first of all CPUs of level 2, of 2008.
 FIRST = f"{OLD} sse4_2"
+CAN_RUN = machine_code.can_run
 
 
 @pytest.fixture
@@ -58,6 +60,31 @@ def test_a_package_without_sources_runs_no_shipped_code(shipped, monkeypatch):
 
     monkeypatch.setattr(machine_code, "sources", sources)
     assert machine_code.find_shipped() is None
+
+
+@pytest.mark.skipif(not HERE, reason="no CPU is looked at on this system")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_code_is_looked_for_again_where_no_descriptor_was_left(
+    number, shipped, monkeypatch
+):
+    shipped.write_bytes(machine_code.content_of(CODE))
+
+    class NoDescriptor:
+        def open(self, **_):
+            raise OSError(number, "too many open files")
+
+        def read_bytes(self):
+            return self.open()
+
+    for name in ("SHIPPED", "_CPU_INFO"):
+        with monkeypatch.context() as patches:
+            patches.setattr(machine_code, name, NoDescriptor())
+            patches.setattr(machine_code, "can_run", CAN_RUN)
+            CAN_RUN.cache_clear()
+            with pytest.raises(OSError, match="too many open files"):
+                machine_code.find_shipped()
+            CAN_RUN.cache_clear()
+    assert machine_code.find_shipped() == CODE
 
 
 def test_another_cpu_or_system_runs_no_shipped_code(shipped, monkeypatch):

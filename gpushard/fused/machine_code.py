@@ -8,6 +8,7 @@ fifteen years: code for newer ones is no faster
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -53,6 +54,8 @@ SOURCES = (
     "fused/machine_code",  # for the layout of the file
 )
 SHIPPED = Path(__file__).with_name("loops.bin")
+# Errors of a moment, after which callers look again.
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _MAGIC = b"gpushard loops 2\n"
 _HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
 
@@ -78,7 +81,9 @@ def can_run() -> bool:
         return False
     try:
         return _flags() >= _CPU_FLAGS
-    except OSError:
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
         return False
 
 
@@ -118,8 +123,10 @@ def find_shipped() -> MachineCode | None:
         return None
     try:
         return code_in(SHIPPED.read_bytes())
-    except OSError:  # a checkout, or a package whose sources are not there
-        return None
+    except OSError as error:
+        if error.errno in _NO_DESCRIPTOR:
+            raise
+        return None  # a checkout, or a package whose sources are not there
 
 
 def map_code(code: MachineCode) -> MappedCode | None:
