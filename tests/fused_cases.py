@@ -49,7 +49,7 @@ CHAINS = {
     **{
         f"blosc {name} {shuffle} {blocksize}": [blosc(name, shuffle, blocksize)]
         for name, shuffle, blocksize in itertools.product(
-            ["lz4", "blosclz", "zlib", "zstd"],
+            ["lz4", "lz4hc", "zstd"],
             ["noshuffle", "shuffle", "bitshuffle"],
             [0, 512],
         )
@@ -107,7 +107,6 @@ def need_fast_packages() -> None:
     """Skip the file, or the test, that calls this where the extra `fast` is missing."""
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     pytest.importorskip("cffi", reason="zstandard's C interface needs cffi")
-    pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
 
 class Seen:

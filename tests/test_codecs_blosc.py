@@ -6,7 +6,6 @@ import struct
 import threading
 import tracemalloc
 from itertools import product
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import blosc_frames
 from blosc_frames import as_snappy, decode_streams, elements, encode
 from gpushard import codecs
-from gpushard.codecs import blosc_blocks, blosc_frame, libblosc2
+from gpushard.codecs import blosc_blocks, blosc_frame
 from gpushard.codecs.base import BytesCodec
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec
@@ -25,18 +24,8 @@ CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 WALKED = ["lz4", "lz4hc", "zlib", "zstd"]
 
 
-@pytest.fixture(params=["libblosc2", "numcodecs"])
-def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What decodes frames of zstd."""
-    if request.param == "numcodecs":
-        monkeypatch.setattr(libblosc2, "find", lambda: None)
-    elif libblosc2.find() is None:
-        pytest.skip("libblosc2 ships with blosc2 (extra `fast`)")
-    return request.param
-
-
 @pytest.fixture
-def blosc(library: str) -> BytesCodec:
+def blosc() -> BytesCodec:
     return codecs.bytes_codec(CodecSpec("blosc", {"cname": "zstd"}))
 
 
@@ -114,7 +103,7 @@ def test_single_blocks_decode_to_their_part(cname: str, shuffle: int) -> None:
     frame = blosc_frames.parse(encoded)
     size, n_blocks = frame.header.block_nbytes, frame.header.n_blocks
     assert n_blocks > 3
-    assert frame.header.last_block_nbytes < size
+    assert frame.header.nbytes % size
     for first in range(n_blocks):
         for stop in range(first + 1, n_blocks + 1):
             decoded = blosc_blocks.decode_blocks(
@@ -323,73 +312,3 @@ def test_snappy_stream_that_claims_more_is_refused(blosc: BytesCodec) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
-
-
-# libblosc2
-
-ITEMS = np.cumsum(np.arange(4000) % 5).astype("<i4")
-
-
-def changed(at: int, byte: int, frame: bytes) -> bytes:
-    return frame[:at] + bytes([byte]) + frame[at + 1 :]
-
-
-@pytest.mark.parametrize("shuffle", [0, 1, 2])
-def test_frames_of_zstd_go_through_libblosc2_where_it_is(
-    blosc: BytesCodec, library: str, shuffle: int
-) -> None:
-    for cname in ("zstd", "lz4"):
-        decoded = blosc.decode(encode(ITEMS, cname, shuffle, 0), 16000, exact=True)
-        assert bytes(decoded) == ITEMS.tobytes()
-        is_through = library == "libblosc2" and cname == "zstd"
-        assert isinstance(decoded, np.ndarray) == is_through
-    assert ("blosc2" in blosc.library) == (library == "libblosc2")
-
-
-PLAIN = encode(ITEMS, "zstd", 1, 0)
-LEFT_ALONE = {
-    "another version of streams": changed(1, 2, PLAIN),
-    "both filters": changed(2, PLAIN[2] | 5, PLAIN),
-    "items cut short": changed(
-        3, 16, encode(elements("smooth", "u1", 1000), "zstd", 2, 0)
-    ),
-    "split or not": changed(3, 17, changed(2, PLAIN[2] & ~16, PLAIN)),
-    "an empty stream": changed(20, 0, changed(21, 0, PLAIN)),
-}
-
-
-@pytest.mark.parametrize("what", LEFT_ALONE)
-def test_frames_that_libraries_read_differently_are_left_to_numcodecs(
-    blosc: BytesCodec, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def decode(*_: object) -> None:
-        raise AssertionError(what)
-
-    monkeypatch.setattr(libblosc2, "decode_frame", decode)
-    frame = LEFT_ALONE[what]
-    try:
-        blosc.decode(frame, struct.unpack_from("<I", frame, 4)[0], exact=True)
-    except CorruptShardError:
-        assert what != "items cut short"
-
-
-def test_what_libblosc2_refuses_is_left_to_numcodecs_and_contexts_are_freed(
-    blosc: BytesCodec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    freed: list[int] = []
-    stand_in = SimpleNamespace(
-        blosc2_create_dctx=lambda _: 5,
-        blosc2_decompress_ctx=lambda *_: -1,
-        blosc2_free_ctx=freed.append,
-    )
-    monkeypatch.setattr(libblosc2, "find", lambda: stand_in)
-    decoded: list[bytes] = []
-
-    def decode() -> None:
-        decoded.append(bytes(blosc.decode(PLAIN, 16000, exact=True)))
-
-    thread = threading.Thread(target=decode)
-    thread.start()
-    thread.join()
-    assert decoded == [ITEMS.tobytes()]
-    assert freed == [5]

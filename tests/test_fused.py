@@ -130,7 +130,7 @@ def test_items_cut_short_by_the_end_of_a_frame_or_block_are_read(
     assert all(frame[3] == typesize for frame in frames)
     objects = {"zarr.json": json.dumps(here).encode(), "c/0": shard_of(*frames)}
     a = gpushard.open_array(held(objects), options=FUSED)
-    out = np.full(4000, 77, np.uint8)  # what libblosc2 leaves unwritten stays
+    out = np.full(4000, 77, np.uint8)  # what is left unwritten stays
     assert_same_bits(a.read(out=out), values)
     assert_same_bits(a[995:1005], values[995:1005])
 

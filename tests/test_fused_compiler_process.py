@@ -16,8 +16,6 @@ from threading import Event
 import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
 import gpushard
 from fused_cases import VALUES, ZSTD, stored

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
 from fused_cases import VALUES, ZSTD, stored
 from gpushard.fused import choice, compiling, kept_code, loading, machine_code

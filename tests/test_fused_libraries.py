@@ -253,21 +253,16 @@ def test_a_stream_of_more_bytes_than_any_encoding_needs_is_refused(way, seen, tm
 def test_of_blosc_frames_only_those_without_lz4_need_a_library(
     without, monkeypatch, seen
 ):
-    for name in ("_system_zstd", "_wheel_zstd", "_libblosc2"):
+    for name in ("_system_zstd", "_wheel_zstd"):
         monkeypatch.setattr(libraries, name, lambda: None)
     without()
-    for name, is_fused, leaves in [
-        ("lz4", True, False),
-        ("zstd", True, True),
-        ("blosclz", False, True),
-    ]:
+    for name, leaves in (("lz4", False), ("zstd", True)):
         objects = stored(CHAINS[f"blosc {name} shuffle 0"]).objects
         a = gpushard.open_array(held(objects), options=FUSED)
-        seen.sinks.clear()
         seen.n_left = 0
         assert_same_bits(a[...], VALUES)
-        assert [type(sink) is not HostSink for sink in seen.sinks] == [is_fused]
         assert (seen.n_left > 0) == leaves
+        assert type(seen.sinks.pop()) is not HostSink
 
 
 # What the loops ask of the libraries, as Python runs them.
@@ -376,13 +371,13 @@ def test_deflate_contexts_end_with_their_threads(name, library, owned):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells sizes")
-@pytest.mark.parametrize("name", ["zstd", "blosc zlib shuffle 0"])
+@pytest.mark.parametrize("name", ["zstd", "blosc zstd shuffle 0"])
 def test_other_contexts_end_with_their_threads(name, without, owned):
     without()
     a = gpushard.open_array(held(stored(CHAINS[name]).objects), options=FUSED)
     # zstd's takes 90 KiB and more; it is owned by cffi.
-    n = assert_threads_leave_nothing(a, 150 * 40000)
-    assert owned["made"] == owned["freed"] == (n if name != "zstd" else 0)
+    assert_threads_leave_nothing(a, 150 * 40000)
+    assert owned["made"] == owned["freed"] == 0
 
 
 def test_a_context_that_cannot_be_made_leaves_all_to_the_plain_way(

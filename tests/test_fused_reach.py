@@ -12,7 +12,6 @@ pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`
 from gpushard.fused import copies, loops
 from gpushard.fused.columns import (
     BLOSC,
-    BLOSC2,
     FILE,
     FILLED,
     FIRST_LENGTH,
@@ -132,7 +131,7 @@ def test_decoding_reaches_from_the_first_to_the_end_of_the_last_wanted_byte(kind
 
 
 def test_all_is_decoded_where_parts_are_not():
-    for kind in (RAW, LZ4, INFLATE, LIBDEFLATE, BLOSC2):
+    for kind in (RAW, LZ4, INFLATE, LIBDEFLATE):
         assert wanted((7, 0, 512, 1), kind=kind) == (0, 1000)
     assert wanted((7, 0, 512, 1), kind=ZSTD, shuffle_itemsize=4) == (0, 1000)
 

@@ -29,8 +29,6 @@ from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
-pytest.importorskip("blosc2", reason="libblosc2 ships with blosc2 (extra `fast`)")
 
 pytestmark = [
     # zarr 3.1 says so wherever one of numcodecs' codecs is made.

@@ -19,7 +19,7 @@ OPTIONS = gpushard.Options(compile_nbytes=0)
 def versions() -> dict[str, str]:
     """Versions of what this contender measures."""
     found = {"gpushard": gpushard.__version__}
-    for name in ("numcodecs", "zstandard", "cramjam", "numba", "blosc2"):
+    for name in ("numcodecs", "zstandard", "cramjam", "numba"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:  # some of them are optional

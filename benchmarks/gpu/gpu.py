@@ -18,7 +18,7 @@ _PACKAGES = (
     *("gpushard", "numpy", "zarr", "numcodecs", "zstandard", "zarrs", "tensorstore"),
     *("cupy-cuda13x", "cupy-cuda12x", "nvidia-libnvcomp-cu13", "nvidia-libnvcomp-cu12"),
     *("kvikio-cu13", "kvikio-cu12", "torch"),
-    *("numba", "blosc2", "cffi"),  # of the compiled loops
+    *("numba", "cffi"),  # of the compiled loops
 )
 
 

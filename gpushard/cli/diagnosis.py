@@ -19,10 +19,11 @@ from gpushard.fused import kept_code, machine_code
 from gpushard.fused.loading import ready_code
 from gpushard.options import DEFAULT
 
-_READ_PACKAGES = ("numpy", "zarr", "numcodecs", "zstandard", "cramjam", "crc32c")
-# What the loops call -> codec for which they do; what compiles them where none were
-# shipped.
-_LOOP_PACKAGES, _COMPILER = {"blosc2": "Blosc", "cffi": "zstd"}, "numba"
+_READ_PACKAGES = (
+    *("numpy", "zarr", "numcodecs", "zstandard", "cffi", "cramjam", "crc32c"),
+)
+# It compiles the loops where none were shipped.
+_COMPILER = "numba"
 # Extra -> packages that it installs, and their purpose.
 _EXTRAS = {
     "remote": ("obstore", "s3:// and other object stores"),
@@ -48,7 +49,7 @@ def diagnose(place: Path) -> dict[str, Any]:
         "why": found.why or "it can be used",
         "threads": DEFAULT.threads,
         "library": {name: installed(name) for name in _READ_PACKAGES},
-        "compiled loops": {name: installed(name) for name in _loop_packages()},
+        "compilers": {} if _are_shipped() else {_COMPILER: installed(_COMPILER)},
         "loops may run": machine_code.may_run(),
         "loops are shipped": _are_shipped(),
         "loops are kept in": _loops_folder(),
@@ -81,10 +82,6 @@ def _are_shipped() -> bool:
     return machine_code.find_shipped() is not None
 
 
-def _loop_packages() -> tuple[str, ...]:
-    return (*_LOOP_PACKAGES, *(() if _are_shipped() else (_COMPILER,)))
-
-
 def _loops_folder() -> str | None:
     if _are_shipped() or not installed(_COMPILER):
         return None
@@ -113,9 +110,7 @@ def _advice(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _loops_advice(facts: dict[str, Any]) -> Iterator[str]:
-    """What keeps reads, or those of some codecs, from running in the loops."""
-    packages = facts["compiled loops"]
-    missing = [name for name, version in packages.items() if not version]
+    """What keeps reads from running in the loops."""
     slow = "large reads on the CPU run in Python"
     if facts["device"] != "cpu":
         slow = f"files take a longer way to the GPU, and {slow}"
@@ -125,21 +120,18 @@ def _loops_advice(facts: dict[str, Any]) -> Iterator[str]:
             " memory: allow that (systemd: MemoryDenyWriteExecute, SELinux: execmem)"
         )
         return
-    if _COMPILER in missing:
-        yield f"{slow} without {', '.join(missing)}: {_install('fast')}"
-    elif missing:
-        codecs = " and ".join(_LOOP_PACKAGES[name] for name in missing)
-        slow = f"large reads of {codecs} on the CPU run in Python"
-        yield f"{slow} without {', '.join(missing)}: {_install('fast')}"
-    if machine_code.can_run() and not facts["loops are shipped"]:
-        if machine_code.SHIPPED.exists():
-            changed = "the package or its loops were changed, so these are left alone"
-            yield f"{changed}: install gpushard again"
-        elif packages[_COMPILER] and not facts["loops are kept in"]:
-            yield (
-                "each process compiles the loops anew, as no folder for them can be"
-                " written: set XDG_CACHE_HOME to one that you can write to"
-            )
+    if facts["loops are shipped"]:
+        return
+    if machine_code.can_run() and machine_code.SHIPPED.exists():
+        changed = "the package or its loops were changed, so these are left alone"
+        yield f"{changed}: install gpushard again"
+    elif not facts["compilers"][_COMPILER]:
+        yield f"{slow} without {_COMPILER}: {_install('fast')}"
+    elif machine_code.can_run() and not facts["loops are kept in"]:
+        yield (
+            "each process compiles the loops anew, as no folder for them can be"
+            " written: set XDG_CACHE_HOME to one that you can write to"
+        )
 
 
 def _extras(facts: dict[str, Any]) -> Iterator[str]:

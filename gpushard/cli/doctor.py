@@ -70,12 +70,13 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def _library_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     groups = {
         "decoding": facts["library"],
-        "compiled loops": facts["compiled loops"],
+        "compiler": facts["compilers"],
         "optional": facts["optional"],
     }
     rows = [
         (label, ", ".join(f"{name} {v or '(missing)'}" for name, v in found.items()))
         for label, found in groups.items()
+        if found
     ]
     folder = facts["loops are kept in"] or "no folder"
     if not facts["loops may run"]:

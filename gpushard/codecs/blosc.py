@@ -13,7 +13,7 @@ import numcodecs.blosc
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs import blosc_blocks, blosc_frame, libblosc2
+from gpushard.codecs import blosc_blocks, blosc_frame
 from gpushard.codecs.base import (
     BytesCodec,
     HostBytes,
@@ -72,11 +72,7 @@ class BloscCodec(BytesCodec):
             return memoryview(encoded)[blosc_frame.HEADER_NBYTES :]
         if header.compressor == blosc_frame.SNAPPY:
             return blosc_blocks.decode_snappy(encoded, header, self.name)
-        is_alike = blosc_frame.check_streams(encoded, header, self.name)
-        if header.compressor == blosc_frame.ZSTD and is_alike:
-            whole = _decode_zstd(encoded, header)
-            if whole is not None:
-                return whole
+        blosc_frame.check_streams(encoded, header, self.name)
         try:
             return numcodecs.blosc.decompress(encoded)
         except (RuntimeError, ValueError) as error:
@@ -129,20 +125,6 @@ def _fewer_blocks(
     return None if _FEWER_BLOCKS * (last - first) > header.n_blocks else (first, last)
 
 
-def _decode_zstd(
-    encoded: HostBytes, header: blosc_frame.BloscHeader
-) -> NDArray[np.uint8] | None:
-    """Decoded bytes of a frame of zstd streams; None if numcodecs must decode it."""
-    # libblosc2 keeps memory for blocks in its context; numcodecs frees it.
-    is_small = header.block_nbytes <= blosc_frame.LARGE_BLOCK_NBYTES
-    if not is_small or not blosc_frame.is_alike(encoded, header):
-        return None
-    return libblosc2.decode_frame(encoded, header.nbytes)
-
-
 def from_spec(spec: CodecSpec) -> BloscCodec:
     """Decoder for one entry of `codecs`; the frames say all that a decoder needs."""
-    label = library_label("numcodecs")
-    if libblosc2.find() is not None:
-        label += f", {library_label('blosc2')} for zstd"
-    return BloscCodec(spec.name, label)
+    return BloscCodec(spec.name, library_label("numcodecs"))

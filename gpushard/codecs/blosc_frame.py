@@ -74,11 +74,6 @@ class BloscHeader(NamedTuple):
         """Number of blocks, the shorter last one included."""
         return -(-self.nbytes // self.block_nbytes)
 
-    @property
-    def last_block_nbytes(self) -> int:
-        """Decoded size of the last block."""
-        return self.nbytes - (self.n_blocks - 1) * self.block_nbytes
-
 
 def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
     """Header of the frame that fills `encoded`.
@@ -137,41 +132,13 @@ def _header_error(encoded: HostBytes, codec: str) -> CorruptShardError:
     return stream_error(codec, reason)
 
 
-def is_alike(encoded: HostBytes, header: BloscHeader) -> bool:
-    """Whether all libraries read a compressed frame alike, judging by its header."""
-    flags = header.flags
-    return (
-        # The version of the stream format, which c-blosc requires to be 1.
-        encoded[1] == 1
-        # Both filters at once mark another version of the format to libblosc2.
-        and not (flags & BYTE_SHUFFLE and flags & BIT_SHUFFLE)
-        # libblosc2 leaves the bytes of an incomplete item as they were in memory.
-        and not (flags & BIT_SHUFFLE and _cuts_items(header))
-        # Sizes of items or blocks for which only some libraries split a block into
-        # streams.
-        and bool(flags & DONT_SPLIT or header.typesize == 1 or header.n_splits > 1)
-    )
-
-
-def _cuts_items(header: BloscHeader) -> bool:
-    size, last_nbytes = header.typesize, header.last_block_nbytes
-    return bool(header.block_nbytes % size or last_nbytes % size)
-
-
-def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> bool:
-    """Check that every stream of a compressed frame lies inside it.
-
-    Returns
-    -------
-    Whether no stream is empty. To c-blosc an empty stream is damage, to libblosc2 a run
-    of zeros.
-    """
+def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
+    """Check that every stream of a compressed frame lies inside it."""
     flags, _, nbytes, block_nbytes, frame_nbytes, n_splits = header
     n_full, rest = divmod(nbytes, block_nbytes)
     n_blocks = n_full + (1 if rest else 0)
     first, last = HEADER_NBYTES + 4 * n_blocks, frame_nbytes - 4
     is_blosclz = not flags >> 5
-    has_empty = False
     for block in range(n_blocks):
         (offset,) = _int32(encoded, HEADER_NBYTES + 4 * block)
         for _ in range(n_splits if block < n_full else 1):
@@ -181,11 +148,8 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> bool:
             offset += 4 + source_nbytes
             if source_nbytes < 0 or offset > frame_nbytes:
                 raise _stream_bounds_error(codec, block)
-            if not source_nbytes:
-                has_empty = True
             if is_blosclz and source_nbytes >= len(_BLOSCLZ_RUN):
                 _check_blosclz(encoded, offset - source_nbytes, offset, codec)
-    return not has_empty
 
 
 def _check_blosclz(encoded: HostBytes, start: int, stop: int, codec: str) -> None:

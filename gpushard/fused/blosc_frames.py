@@ -1,8 +1,7 @@
 """Decodes Blosc frames in compiled loops.
 
 The rules are those of `gpushard.codecs.blosc_frame`. Streams of LZ4 are decoded here,
-streams of zstd by libzstd. libblosc2 decodes frames of other compressors, if it is
-there, and sees none that were not checked.
+streams of zstd by libzstd. Frames of other compressors are refused.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ from gpushard.fused.zstd_frames import is_one_frame
 _HEADER_NBYTES = blosc_frame.HEADER_NBYTES
 _SHUFFLE, _MEMCPYED = blosc_frame.BYTE_SHUFFLE, blosc_frame.MEMCPYED
 _BITSHUFFLE, _RESERVED = blosc_frame.BIT_SHUFFLE, blosc_frame.RESERVED
-_DONT_SPLIT, _SNAPPY = blosc_frame.DONT_SPLIT, blosc_frame.SNAPPY
+_DONT_SPLIT = blosc_frame.DONT_SPLIT
 _LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
-# blosclz may count wrong in longer streams, so the general path decodes these.
-_BLOSCLZ_MAX = (1 << 31) // 255
 
 # Results of a check.
-_REFUSED, _FOR_LIBBLOSC2, _STORED, _LZ4, _ZSTD = range(5)
+_REFUSED, _STORED, _LZ4, _ZSTD = range(4)
 
 
 @calls.inner
@@ -51,12 +48,11 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
     if (
         block_nbytes > expected
         or block_nbytes % n_splits
-        or flags >> 5 == _SNAPPY
         # Version of the stream format; c-blosc wants 1.
         or calls.load_8(source + 1) != 1
-        # To libblosc2, both filters at once mark another version of the format.
+        # To some libraries, both filters at once mark another version of the format.
         or (flags & _SHUFFLE and flags & _BITSHUFFLE)
-        # For items that are cut short, libblosc2 leaves old bytes in memory.
+        # Libraries disagree on items that are cut short.
         or (
             flags & _BITSHUFFLE
             and (block_nbytes % typesize or expected % block_nbytes % typesize)
@@ -71,16 +67,14 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
 
 @calls.inner
 def _decoder_of(source: int) -> int:
-    """What decodes the blocks of a frame: `_LZ4`, `_ZSTD`, another, or nothing."""
-    compressor = calls.load_8(source + 2) >> 5
-    is_own = compressor in (blosc_frame.LZ4, blosc_frame.ZSTD)
+    """What decodes the blocks of a frame: `_LZ4`, `_ZSTD`, or nothing."""
     # Larger blocks need more memory than is counted.
-    is_large = calls.load_32(source + 8) > _LARGE_BLOCK_NBYTES
-    if is_large and (_is_filtered(source) or not is_own):
+    if calls.load_32(source + 8) > _LARGE_BLOCK_NBYTES and _is_filtered(source):
         return _REFUSED
-    if not is_own:
-        return _FOR_LIBBLOSC2
-    return _LZ4 if compressor == blosc_frame.LZ4 else _ZSTD
+    compressor = calls.load_8(source + 2) >> 5
+    if compressor == blosc_frame.LZ4:
+        return _LZ4
+    return _ZSTD if compressor == blosc_frame.ZSTD else _REFUSED
 
 
 @calls.inner
@@ -101,7 +95,6 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
     first = _HEADER_NBYTES + 4 * n_blocks
     if first > nbytes:
         return False
-    is_blosclz = calls.load_8(source + 2) >> 5 == blosc_frame.BLOSCLZ
     for block in range(n_blocks):
         offset = calls.load_32(source + _HEADER_NBYTES + 4 * block)
         for _ in range(n_splits if block < n_full else 1):
@@ -109,12 +102,8 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
                 return False
             stream_nbytes = calls.load_32(source + offset)
             offset += 4 + stream_nbytes
-            # libblosc2 takes an empty stream as zeros, c-blosc as damage.
-            if (
-                not stream_nbytes
-                or offset > nbytes
-                or (is_blosclz and stream_nbytes >= _BLOSCLZ_MAX)
-            ):
+            # To c-blosc, an empty stream is damage.
+            if not stream_nbytes or offset > nbytes:
                 return False
     return True
 
@@ -178,26 +167,26 @@ def _decode_blocks(
 
 @calls.inner
 def decode_frame(
-    library: Any, source: int, nbytes: int, target: int, expected: int, how: Any
+    zstd: tuple[int, int],
+    source: int,
+    nbytes: int,
+    target: int,
+    expected: int,
+    how: Any,
 ) -> int:
     """Address where decoded byte 0 lies or would lie; 0 on failure.
 
-    It is `target` or in the source. `library` says whether the library is libblosc2 or
-    libzstd, and has the addresses of its function and of its context, or zeros. `how`
-    has the half-open range of decoded bytes that are needed, and the address of memory
-    for a tile and for a block (`words.TILE_NBYTES`). Only blocks that contain some of
-    these bytes are decoded, but by libblosc2 all.
+    It is `target` or in the source. `zstd` has the addresses of libzstd's function and
+    of its context, or zeros. `how` has the half-open range of decoded bytes that are
+    needed, and the address of memory for a tile and for a block (`words.TILE_NBYTES`).
+    Only blocks that contain some of these bytes are decoded.
     """
-    is_libblosc2, function, context = library
     found = _check_frame(source, nbytes, expected)
     if found == _STORED:
         return source + _HEADER_NBYTES
     is_done = False
     if found == _LZ4:
         is_done = _decode_blocks((0, 0), source, target, expected, how)
-    elif found == _ZSTD and function != 0 and not is_libblosc2:
-        is_done = _decode_blocks((function, context), source, target, expected, how)
-    elif found == _FOR_LIBBLOSC2 and is_libblosc2:
-        frame = (context, source, nbytes, target, expected)
-        is_done = calls.call_blosc(function, frame) == expected
+    elif found == _ZSTD and zstd[0] != 0:
+        is_done = _decode_blocks(zstd, source, target, expected, how)
     return target if is_done else 0

@@ -235,8 +235,6 @@ call_sleep = _function(32, (32,))
 # thread, attributes, function, argument; thread, result; mutex
 call_create, call_join = _function(32, (64, 64, 64, 64)), _function(32, (64, 64))
 call_mutex = _function(32, (64,))
-# ctx, src, srcsize, dest, destsize
-call_blosc = _function(32, (64, 64, 32, 64, 32))
 # ctx, dest, destsize, src, srcsize
 call_zstd = _function(64, (64, 64, 64, 64, 64))
 # ctx, ZSTD_outBuffer, ZSTD_inBuffer

@@ -12,7 +12,6 @@ from gpushard.codecs.base import BytesCodec
 from gpushard.formats.data_types import dtype_of_numbers, is_small_float
 from gpushard.fused.columns import (
     BLOSC,
-    BLOSC2,
     BOOL,
     CASTS,
     COPY,
@@ -41,8 +40,8 @@ _KINDS = {
     "numcodecs.zlib": ZLIB,
 }
 _CRC32C = "crc32c"
-# Compressors of Blosc frames that the loops leave to libblosc2.
-_FOR_LIBBLOSC2 = ("blosclz", "zlib")
+# Compressors of Blosc frames that the loops do not decode.
+_LEFT_OF_BLOSC = ("blosclz", "zlib", "snappy")
 
 
 class Pace(NamedTuple):
@@ -64,7 +63,6 @@ _PACES = {
     RAW: Pace(1, 0.06),
     LZ4: Pace(1.7, 0.3),
     BLOSC: Pace(7, 0.5),
-    BLOSC2: Pace(7, 0.5),
     ZSTD: Pace(5, 0.9),
     GZIP: Pace(8, 1.4),
     ZLIB: Pace(8, 1.4),
@@ -84,7 +82,7 @@ class FusedChain:
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `GZIP`, `ZLIB` or `BLOSC2`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `GZIP` or `ZLIB`.
     has_crc
         Whether a checksum follows the payload.
     chunk_nbytes
@@ -147,12 +145,7 @@ class FusedChain:
         Blocks of a Blosc frame, and bytes that were shuffled, are put together from a
         copy.
         """
-        return not self.is_blosc and not self.shuffle_itemsize
-
-    @property
-    def is_blosc(self) -> bool:
-        """Whether streams are Blosc frames."""
-        return self.kind in (BLOSC, BLOSC2)
+        return self.kind != BLOSC and not self.shuffle_itemsize
 
     @property
     def out_itemsize(self) -> int:
@@ -218,14 +211,13 @@ def _find_chain(source: Source) -> FusedChain | None:
     change = _change(source.pipeline.stored_dtype, dtype)
     if stream is None or change is None or len(strides) == 1:
         return None
-    kind = stream.kind
     # Most frames have the compressor that the metadata names.
-    if kind == BLOSC and source.layout.chain.blosc_compressor in _FOR_LIBBLOSC2:
-        kind = BLOSC2
-    pace = _PACES[LZ4 if source.layout.chain.decodes_fast else kind]
+    if source.layout.chain.blosc_compressor in _LEFT_OF_BLOSC:
+        return None
+    pace = _PACES[LZ4 if source.layout.chain.decodes_fast else stream.kind]
     store = _store_of_files(source)
     return FusedChain(
-        kind,
+        stream.kind,
         stream.has_crc,
         chunk_nbytes,
         strides[:-1],

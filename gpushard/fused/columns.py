@@ -26,10 +26,9 @@ NO_FILE, FILLED, OBJECTS = -1, -2, -3
 N_LISTED, LIST_AXIS, LIST_FIRST, LIST_INNER, LIST_OUTER = range(5)
 LIST_WORDS = 5
 
-# Kinds of streams. A chain has one of RAW to BLOSC2. Each has its own decoder in the
+# Kinds of streams. A chain has one of RAW to ZLIB. Each has its own decoder in the
 # loops, except for deflate (GZIP, ZLIB), which libz or, if present, libdeflate decodes.
-# BLOSC2 are Blosc frames of compressors that only libblosc2 decodes.
-RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, BLOSC2, INFLATE, LIBDEFLATE = range(9)
+RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(8)
 
 # Changes to elements. The values 2, 4 and 8 are the number of bytes to reverse.
 COPY, BOOL = 0, 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpushard.fused import calls
 from gpushard.fused.blosc_frames import decode_frame
-from gpushard.fused.columns import BLOSC, BLOSC2, INFLATE, LZ4, RAW, ZSTD
+from gpushard.fused.columns import BLOSC, INFLATE, LZ4, RAW, ZSTD
 from gpushard.fused.lz4 import decode_lz4
 from gpushard.fused.shuffling import unshuffle
 from gpushard.fused.words import Decoder
@@ -50,9 +50,9 @@ def _decode_stream(
             return 0
     if d.kind == RAW:
         return source if nbytes == d.chunk_nbytes else 0
-    if d.kind in (BLOSC, BLOSC2):
-        library, how = (d.kind == BLOSC2, d.decode, d.context), (wanted, d.staging)
-        return decode_frame(library, source, nbytes, target, d.chunk_nbytes, how)
+    if d.kind == BLOSC:
+        zstd, how = (d.decode, d.context), (wanted, d.staging)
+        return decode_frame(zstd, source, nbytes, target, d.chunk_nbytes, how)
     if d.kind == ZSTD:
         is_whole = _decode_zstd(d, source, nbytes, target, wanted[1])
     elif d.kind == LZ4:

@@ -1,8 +1,7 @@
 """Public C interfaces of decompressors, and a context of each per thread.
 
-The libraries come in wheels (libzstd in zstandard's cffi module, libblosc2 with its
-header) or with the system: libz nearly everywhere, libzstd and libdeflate if another
-program brought them.
+libzstd comes with zstandard's cffi module, or with the system, as libz does nearly
+everywhere, and libdeflate if another program brought it.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpushard.codecs import libblosc2, libdeflate, libzstd
+from gpushard.codecs import libdeflate, libzstd
 from gpushard.fused.addresses import function_address
 from gpushard.fused.columns import (
     BLOSC,
-    BLOSC2,
     GZIP,
     INFLATE,
     LIBDEFLATE,
@@ -44,7 +42,7 @@ class Library(NamedTuple):
     name
         Name of the library in a report.
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE`, `LIBDEFLATE` or `BLOSC2`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
     decode, reset, decode_part
         Addresses of functions: one decompresses, one readies a context for another
         stream, one decodes as much of a stream as it is given; 0 if there is none.
@@ -76,8 +74,6 @@ def find_library(kind: int, *, is_large: bool = False) -> Library | None:
         return (zstd or Library("", kind))._replace(name=name, kind=kind)
     if kind == ZSTD:
         return zstd
-    if kind == BLOSC2:
-        return _libblosc2()
     return _libdeflate(kind) or _libz(kind)
 
 
@@ -112,18 +108,6 @@ def _wheel_zstd() -> Library | None:
     return Library(
         "libzstd", ZSTD, int(ffi.cast("uintptr_t", function)), make_context=make_context
     )
-
-
-def _libblosc2() -> Library | None:
-    lib = libblosc2.find()
-    if lib is None:
-        return None
-
-    def make_context() -> tuple[int, Any]:
-        return _owned(libblosc2.new_context(lib), lib.blosc2_free_ctx)
-
-    function = function_address(lib.blosc2_decompress_ctx)
-    return Library("libblosc2", BLOSC2, function, make_context=make_context)
 
 
 def _libdeflate(kind: int) -> Library | None:

@@ -15,6 +15,7 @@ from gpushard.codecs.blosc_frame import LARGE_BLOCK_NBYTES
 from gpushard.fused import boxes
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain, plan_parameters
+from gpushard.fused.columns import BLOSC
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import ThreadMemory
@@ -176,7 +177,7 @@ class BoxPlacer:
         context = _memory.context(library)
         if library.decode and not context:
             return None
-        if chain.is_blosc:
+        if chain.kind == BLOSC:
             staging_nbytes = TILE_NBYTES + min(chain.chunk_nbytes, LARGE_BLOCK_NBYTES)
         else:
             staging_nbytes = BUFFERS_NBYTES if library.decode_part else 0

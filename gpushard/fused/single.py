@@ -18,7 +18,7 @@ from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import FILLED, FIRST_LENGTH
+from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.one_call import OneCall
 from gpushard.fused.short_selection import Coordinate, grid_of
 from gpushard.memory.chunk_cache import ChunkCache
@@ -99,7 +99,7 @@ class SingleReader:
         # For more, decoding in part costs as much as decoding all, or is not possible.
         is_divisible = source.range_strides is not None
         self._most_in_part = little_nbytes if is_divisible else 0
-        is_large = chain.is_blosc and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        is_large = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
         self._most_wanted = little_nbytes if is_large else chain.chunk_nbytes
         grid = grid_of(layout, chain.strides)
         self._axes = [

@@ -67,7 +67,7 @@ class Decoder(NamedTuple):
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE`, `LIBDEFLATE` or `BLOSC2`.
+        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
     has_crc
         Whether four bytes of CRC-32C follow the payload.
     decode, context
