@@ -29,7 +29,6 @@ from gpushard.fused.thread_memory import ThreadMemory
 from zarr_oracle import assert_same_bits, held
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 
 CHUNK_NBYTES = 4 * CHUNK[0] * CHUNK[1]
 WAYS = pytest.mark.parametrize("way", [FUSED, PLAIN], ids=["loops", "plain"])

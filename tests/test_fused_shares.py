@@ -40,7 +40,6 @@ from gpushard.reading import read
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 
 N_THREADS = 4
 

@@ -13,7 +13,6 @@ from gpushard.fused.ways import short_ways
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 
 INSIDE = (slice(35, 60), slice(20, 31))  # of one inner chunk of `VALUES`
 

@@ -14,7 +14,6 @@ from held_alone import held_by_another_thread
 from zarr_oracle import assert_same_bits, held
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 
 INSIDE = (slice(35, 60), slice(20, 31))  # of one inner chunk of `VALUES`
 N_READS = 64  # as `Options.compile_nbytes` says of its default

@@ -13,7 +13,6 @@ from hostile_shards import all_rows
 from lz4_blocks import GuardedRoom
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-pytest.importorskip("cffi", reason="zstandard's C interface needs cffi (extra `fast`)")
 
 MAGIC = (0xFD2FB528).to_bytes(4, "little")
 SKIPPABLE = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
