@@ -122,7 +122,8 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     yield ", ".join(f"{name} {packages[name]}" for name in sorted(packages))
     for name, reason in result["absent"].items():
         yield f"absent: {name} ({reason})"
-    if "numba" not in result["versions"].get(OURS, {"numba": None}):
+    ours = result["versions"].get(OURS, {"loops": ""})
+    if not ours.keys() & {"numba", "loops"}:  # older results lack the second
         yield "gpushard ran without its compiled loops; run: pip install '.[bench]'"
     yield ""
 

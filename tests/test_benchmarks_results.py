@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks import table
+from benchmarks.contenders import gpushard_cpu
+from gpushard.fused import machine_code
 
 RESULTS = Path(command.__file__).parent / "results"
-TABLE = RESULTS / "2026-11-28-full-64MiB-epyc.json"
+TABLE = RESULTS / "2026-11-28-full-64MiB-epyc-evening.json"
 
 
 def refusal(capsys, *arguments) -> str:
@@ -62,3 +65,19 @@ def test_charts_that_cannot_be_drawn_end_in_a_sentence(tmp_path, capsys, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told = refusal(capsys, "chart", TABLE, "--out", tmp_path)
     assert "matplotlib is missing; run: pip install" in told
+
+
+@pytest.mark.parametrize("loops", [{"numba": "1.0"}, {"loops": "shipped"}])
+def test_the_table_says_nothing_of_loops_that_ran(loops):
+    machine = {"cpu": "one", "cpus": 2, "python": "3"}
+    facts = {"date": "today", "commit": "1", "machine": machine, "load": [0, 0]}
+    versions = {"gpushard_cpu": {"gpushard": "1"} | loops}
+    result = facts | {"versions": versions, "absent": {}, "rows": []}
+    assert "without its compiled loops" not in table.render(result)
+    assert next(iter(loops)) in table.render(result)
+
+
+def test_a_contender_says_that_its_loops_came_with_the_package(monkeypatch):
+    assert "loops" not in gpushard_cpu.versions()
+    monkeypatch.setattr(machine_code, "find_shipped", lambda: "code")
+    assert gpushard_cpu.versions()["loops"] == "shipped"

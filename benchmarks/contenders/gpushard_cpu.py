@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpushard
+from gpushard.fused import machine_code
 
 # The compiled loops are loaded in the untimed read, also of arrays that are smaller
 # than what a process reads by default before it pays for them.
@@ -24,6 +25,8 @@ def versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:  # some of them are optional
             continue
+    if machine_code.find_shipped() is not None:
+        found["loops"] = "shipped"
     return found
 
 
