@@ -106,7 +106,6 @@ def _written(document: str, dtype: str, negated: bool) -> StoredArray:
 def need_fast_packages() -> None:
     """Skip the file, or the test, that calls this where the extra `fast` is missing."""
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-    pytest.importorskip("cffi", reason="zstandard's C interface needs cffi")
 
 
 class Seen:

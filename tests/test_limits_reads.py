@@ -224,7 +224,6 @@ def test_a_window_on_files_is_each_threads_part_of_half_the_memory_limit():
 @pytest.fixture
 def loops():
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-    pytest.importorskip("cffi", reason="zstandard's C interface needs cffi")
     choice._load()
 
 
