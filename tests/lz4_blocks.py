@@ -57,8 +57,13 @@ class Decoding:
         self._source = GuardedRoom(most_nbytes)
         self._target = GuardedRoom(most_nbytes + 64)
 
-    def __call__(self, block: bytes, nbytes: int, *, at_end: bool) -> bytes | None:
-        """What a block decodes to, if to exactly `nbytes`."""
+    def __call__(
+        self, block: bytes, nbytes: int, *, at_end: bool, enough: int | None = None
+    ) -> bytes | None:
+        """The first bytes of what a block decodes to, if to exactly `nbytes`.
+
+        Of a block of which fewer bytes are enough, the rest need not be known.
+        """
         source = self._source.place(block, at_end=at_end)
         # What is on the near side is readable, but nobody's business.
         untouched = b"\xa5" * 64
@@ -68,11 +73,11 @@ class Decoding:
         else:
             room = self._target.place(bytes(nbytes) + untouched, at_end=False)
             canary = room + nbytes
-        n = self._decode(source, len(block), room, nbytes)
+        enough = nbytes if enough is None else enough
+        is_decoded = self._decode(source, len(block), room, nbytes, enough)
         assert ctypes.string_at(canary, 64) == untouched
         assert ctypes.string_at(source, len(block)) == block
-        assert -1 <= n <= nbytes
-        return ctypes.string_at(room, nbytes) if n == nbytes else None
+        return ctypes.string_at(room, enough) if is_decoded else None
 
 
 def decoded_by_library(block: bytes, nbytes: int) -> bytes | None:

@@ -156,10 +156,32 @@ def test_blocks_without_wanted_bytes_are_not_decoded(decode):
         starts = struct.unpack_from(f"<{MOST // n}I", frame, 16)
         assert len(starts) > 3
         frame[starts[3] - 9 : starts[3]] = b"\xff" * 9
-        for first, stop in ((0, MOST), (2 * n - 1, 2 * n + 1), (3 * n - 1, 3 * n)):
+        for first, stop in ((0, MOST), (2 * n - 1, 3 * n), (3 * n - 1, 3 * n)):
             assert decode(bytes(frame), MOST, (first, stop)) is None
         for first, stop in ((0, 2 * n), (3 * n, MOST), (n + 5, n + 6)):
             assert decode(bytes(frame), MOST, (first, stop)) == data[first:stop]
+
+
+@pytest.mark.parametrize(("itemsize", "shuffle"), [(1, 0), (4, 1), (16, 1)])
+def test_streams_of_lz4_are_decoded_as_far_as_they_are_needed(
+    decode, itemsize, shuffle
+):
+    data = np.random.default_rng(0).integers(0, 4, MOST, np.uint8).tobytes()
+    frame = bytearray(encoded(data, "lz4", itemsize, shuffle, blocksize=32768))
+    frame[-60:] = bytes(60)
+    first, stop = MOST - 32768, MOST - 4096
+    assert decode(bytes(frame), MOST, (first, MOST)) is None
+    assert decode(bytes(frame), MOST, (first, stop)) == data[first:stop]
+
+
+@pytest.mark.parametrize("stop", [*range(4001, 4010), 4001 + 4 * 37])
+def test_an_item_that_is_wanted_in_part_is_decoded(decode, stop):
+    items = np.zeros((1 << 14, 4), np.uint8)
+    # Bytes that do not get smaller are stored as they are, and copied exactly.
+    items[:, 0] = np.frombuffer(np.random.default_rng(0).bytes(len(items)), np.uint8)
+    data = items.tobytes()
+    frame = encoded(data, "lz4", 4, 1)
+    assert decode(frame, len(data), (3 * stop // 4, stop)) == data[3 * stop // 4 : stop]
 
 
 def test_blocks_may_share_their_streams_or_have_them_in_any_order(decode):

@@ -55,6 +55,38 @@ def test_what_the_reference_encodes_is_decoded_exactly(decode, data, acceleratio
     assert_decodes(decode, data, encoded(data, acceleration))
 
 
+@given(texts(), st.floats(0, 1), st.booleans())
+def test_the_first_bytes_of_a_block_are_decoded_alone(decode, data, part, at_end):
+    block, enough = encoded(data), round(part * len(data))
+    got = decode(block, len(data), at_end=at_end, enough=enough)
+    assert got == data[:enough]
+
+
+def test_what_lies_behind_enough_bytes_is_not_decoded(decode):
+    data = np.random.default_rng(0).integers(0, 4, 5000, np.uint8).tobytes()
+    block = encoded(data)
+    bad = block[:-300] + bytes(300)
+    assert decode(bad, len(data), at_end=True) is None
+    assert decode(bad, len(data), at_end=True, enough=4000) == data[:4000]
+
+
+@ENDS
+def test_of_damaged_blocks_the_first_bytes_are_those_of_the_whole(decode, at_end):
+    rng = np.random.default_rng(at_end)
+    n_more = 0
+    for i in range(3000):
+        data = sample(rng)
+        block = mutated(rng, encoded(data))
+        whole = decode(block, len(data), at_end=at_end)
+        enough = int(rng.integers(len(data) + 1))
+        part = decode(block, len(data), at_end=at_end, enough=enough)
+        if whole is None:
+            n_more += part is not None
+        else:
+            assert part == whole[:enough], i
+    assert n_more > 100
+
+
 def test_tiny_outputs_are_decoded_exactly(decode):
     for n in range(1, 80):
         for data in (b"\7" * n, bytes(range(n)), (b"abc" * n)[:n]):

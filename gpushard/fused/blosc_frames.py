@@ -110,12 +110,16 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
 
 @calls.inner
 def _decode_stream(
-    zstd: tuple[int, int], source: int, nbytes: int, target: int, expected: int
+    zstd: tuple[int, int], source: int, nbytes: int, target: int, sizes: tuple[int, int]
 ) -> bool:
-    """Whether a stream decodes to exactly so many bytes; of LZ4 without a library."""
+    """Whether a stream decodes to exactly so many bytes; of LZ4 without a library.
+
+    `sizes` are this number, and how many of them are enough.
+    """
     function, context = zstd
+    expected, enough = sizes
     if function == 0:
-        return decode_lz4(source, nbytes, target, expected) == expected
+        return decode_lz4(source, nbytes, target, expected, enough)
     call = (context, target, expected, source, nbytes)
     # In one call libzstd would decode any number of frames.
     return is_one_frame(source, nbytes) and calls.call_zstd(function, call) == expected
@@ -123,20 +127,34 @@ def _decode_stream(
 
 @calls.inner
 def _decode_streams(
-    zstd: tuple[int, int], source: int, n_splits: int, target: int, nbytes: int
+    zstd: tuple[int, int], source: int, n_splits: int, target: int, sizes: Any
 ) -> bool:
-    """Decode the streams of a block one behind the other; False on damage."""
-    each = nbytes // n_splits
+    """Decode the streams of a block one behind the other; False on damage.
+
+    `sizes` are those of each decoded stream, and of the first part of it that is
+    enough.
+    """
+    each, enough = sizes
     for k in range(n_splits):
         stream_nbytes = calls.load_32(source)
         source += 4
         place = target + k * each
         if stream_nbytes == each:
-            calls.copy_bytes(place, source, each)
-        elif not _decode_stream(zstd, source, stream_nbytes, place, each):
+            calls.copy_bytes(place, source, enough)
+        elif not _decode_stream(zstd, source, stream_nbytes, place, sizes):
             return False
         source += stream_nbytes
     return True
+
+
+@calls.inner
+def _enough(source: int, n_splits: int, each: int, stop: int) -> int:
+    """First part of each stream of a block that has the block's bytes up to `stop`."""
+    is_split, has_planes = n_splits > 1, _is_filtered(source)
+    # The streams of a split block are planes of bytes, or parts if nothing is shuffled.
+    if calls.load_8(source + 2) & _BITSHUFFLE or is_split != has_planes:
+        return each
+    return min(-(-stop // n_splits), each)
 
 
 @calls.inner
@@ -154,10 +172,12 @@ def _decode_blocks(
         n_splits = 1 if flags & _DONT_SPLIT or n < block_nbytes else itemsize
         streams = source + calls.load_32(source + _HEADER_NBYTES + 4 * block)
         place = room + TILE_NBYTES if is_filtered else target + done
-        if not _decode_streams(zstd, streams, n_splits, place, n):
+        part = (max(wanted[0] - done, 0), wanted[1] - done)
+        each = n // n_splits
+        sizes = each, _enough(source, n_splits, each, part[1])
+        if not _decode_streams(zstd, streams, n_splits, place, sizes):
             return False
         if is_filtered:
-            part = (max(wanted[0] - done, 0), wanted[1] - done)
             if flags & _SHUFFLE:
                 unshuffle(place, target + done, n, itemsize, part)
             else:
@@ -179,7 +199,7 @@ def decode_frame(
     It is `target` or in the source. `zstd` has the addresses of libzstd's function and
     of its context, or zeros. `how` has the half-open range of decoded bytes that are
     needed, and the address of memory for a tile and for a block (`words.TILE_NBYTES`).
-    Only blocks that contain some of these bytes are decoded.
+    Only blocks that contain some of these bytes are decoded, of LZ4 only as far.
     """
     found = _check_frame(source, nbytes, expected)
     if found == _STORED:

@@ -60,8 +60,7 @@ def _decode_stream(
         is_whole = (
             nbytes > 4
             and calls.load_32(source) == d.chunk_nbytes
-            and decode_lz4(source + 4, nbytes - 4, target, d.chunk_nbytes)
-            == d.chunk_nbytes
+            and decode_lz4(source + 4, nbytes - 4, target, d.chunk_nbytes, wanted[1])
         )
     elif d.kind == INFLATE:
         is_whole = _inflate(d, source, nbytes, target)

@@ -163,15 +163,15 @@ def _take_match(
 
 @calls.inner
 def _decode_inside(
-    source: int, target: int, ends: tuple[int, int], start: int
+    source: int, target: int, ends: tuple[int, int], start: int, needed: int
 ) -> tuple[int, int]:
     """Decode sequences that lie well inside of input and output, with few checks.
 
     Returns the addresses of the first sequence that does not, has lengths of more than
-    one additional byte, or is damaged.
+    one additional byte, or is damaged; or of one behind the address `needed`.
     """
     last, stop = ends[0] - _INPUT_LEFT, ends[1]
-    last_target = stop - _OUTPUT_LEFT
+    last_target = min(stop - _OUTPUT_LEFT, needed - 1)
     while source <= last and target <= last_target:
         token = calls.load_8(source)
         at, place = source + 1, target
@@ -206,17 +206,26 @@ def _decode_inside(
 
 
 @njit(nogil=True)
-def decode_lz4(source: int, nbytes: int, target: int, room_nbytes: int) -> int:
-    """Number of bytes that a block decodes to, at `target`; -1 if it is damaged."""
-    end, start, stop = source + nbytes, target, target + room_nbytes
+def decode_lz4(
+    source: int, nbytes: int, target: int, expected: int, enough: int
+) -> bool:
+    """Whether a block decodes to exactly `expected` bytes, at `target`.
+
+    If fewer are `enough`, the block is decoded and checked no further than these.
+    """
+    end, start, stop = source + nbytes, target, target + expected
+    needed = start + enough
     while source < end:
-        source, target = _decode_inside(source, target, (end, stop), start)
+        source, target = _decode_inside(source, target, (end, stop), start, needed)
+        # No match ends where the output does.
+        if target >= needed:
+            return True
         token = calls.load_8(source)
         source += 1
         source, target = _take_literals(token, source, end, target, stop)
         if not source or source == end:
-            return target - start if source else -1
+            return source != 0 and target == stop
         source, target = _take_match(token, source, end, target, (start, stop))
         if not source:
-            return -1
-    return -1
+            return False
+    return False
