@@ -10,8 +10,10 @@ import pytest
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
+from gpushard import HostMemoryError, Loader
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.loader.memory import Memory, _Loan, _Owner
+from loader_data import images, labels
 
 BYTES = np.dtype("u1")
 KERNELS = Kernels()
@@ -80,3 +82,26 @@ def test_elements_that_refer_to_other_memory_are_not_laid_over_used_bytes(dtype)
     assert words.tolist() == ["a", "bc", "d" * 40]
     del words
     assert not memory._back
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+@pytest.mark.parametrize(("n_taken", "name"), [*enumerate("xyxy")])
+def test_a_host_without_memory_is_an_error_that_names_the_array(
+    n_taken, name, prefetch_factor, monkeypatch
+):
+    def take(memory, shape, dtype):
+        if len(taken) == n_taken:
+            raise MemoryError("Unable to allocate 1 GiB")
+        taken.append(shape)
+        return np.empty(shape, dtype)
+
+    taken = []
+    monkeypatch.setattr(Memory, "take", take)
+    # Read in the stored order of both arrays, then gathered from both.
+    options = {"shuffle": True, "prefetch_factor": prefetch_factor}
+    loader = Loader({"x": images(), "y": labels()}, batch_size=200, **options)
+    with pytest.raises(HostMemoryError, match="Unable to allocate 1 GiB") as failed:
+        next(iter(loader))
+    (note,) = failed.value.__notes__
+    assert note.endswith(f" of {name}")
+    loader.close()

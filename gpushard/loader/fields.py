@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gpushard.array import Array
 from gpushard.concatenation import ConcatArray
-from gpushard.errors import OptionError
+from gpushard.errors import OptionError, naming
 from gpushard.fetching.job import Job
 from gpushard.fused.chain import casts_into
 from gpushard.layout import GridAxis
@@ -207,6 +207,11 @@ class Field:
         if isinstance(self.array, ConcatArray):
             return self.array.arrays
         return (self.array,)
+
+    def naming(self) -> naming:
+        """Add the array to errors of a block, the first one of several."""
+        first = self.members[0]
+        return naming(first.source.store, first.path)
 
     @property
     def fill_value(self) -> Any:

@@ -264,7 +264,8 @@ class Reader:
         planned = PlannedLoad(start, samples)
         with self._failing_later(planned):
             for array_field in self.fields:
-                jobs, done = self.place.read(array_field, origins)
+                with array_field.naming():  # the memory of the result may be lacking
+                    jobs, done = self.place.read(array_field, origins)
                 planned.jobs += jobs
                 planned.finishers.append(done)
             if not self._keeps_chunks:
@@ -327,7 +328,11 @@ class Reader:
             raise read.error
         with self._failing(read):
             finish(read.jobs)
-            return [done() for done in read.finishers]
+            arrays: list[SampleRows] = []
+            for array_field, done in zip(self.fields, read.finishers, strict=True):
+                with array_field.naming():
+                    arrays.append(done())
+            return arrays
 
     def _readable(self, samples: Ints) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
