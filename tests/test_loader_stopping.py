@@ -11,7 +11,7 @@ from weakref import ref
 
 import pytest
 
-from gpushard import Loader
+from gpushard import Loader, OptionError
 from gpushard.fetching.job import Job
 from gpushard.loader import prefetch
 from gpushard.loader.prefetch import Prefetched, WaitStats
@@ -169,6 +169,18 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         next(early)
         assert ended._epochs._stop.is_set()
         assert not loader._pass._epochs._stop.is_set()
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_a_transform_may_close_its_loader(prefetch_factor):
+    def closing(batch):
+        loader.close()
+        return batch
+
+    options = {"batch_size": 8, "prefetch_factor": prefetch_factor}
+    loader = Loader(images(), transform=closing, **options)
+    with pytest.raises(OptionError, match="closed"):
+        list(loader)
 
 
 UNFINISHED = """

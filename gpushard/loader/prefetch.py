@@ -183,9 +183,14 @@ class Prefetched(Generic[Item]):
         self._end()
 
     def join(self, timeout: float) -> None:
-        """Wait for the thread to end, at most `timeout` seconds."""
-        if os.getpid() == self._pid and self._thread.is_alive():
-            self._thread.join(timeout)
+        """Wait for the thread to end, at most `timeout` seconds.
+
+        A transform may close its loader: its thread ends after it, and is not awaited.
+        """
+        thread = self._thread
+        is_other = thread is not threading.current_thread()
+        if is_other and os.getpid() == self._pid and thread.is_alive():
+            thread.join(timeout)
 
 
 def _end_here(channel: _Channel[Any], pid: int) -> None:
