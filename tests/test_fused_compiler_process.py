@@ -149,6 +149,44 @@ def test_reads_do_without_the_loops_where_numba_compiles_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "raised",
+    [
+        *("ImportError", "RuntimeError('x')", "SystemError", "AttributeError"),
+        "OSError('a library is not there')",
+    ],
+)
+def test_reads_do_without_the_loops_where_numba_cannot_be_imported(raised, tmp_path):
+    assert _looked_for_loops(raised, tmp_path).stdout == "[None]\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "found"),
+    [
+        ("TimeoutError('by a handler')", "TimeoutError"),
+        ("MemoryError", "MemoryError"),
+        ("OSError(24, 'no descriptor')", "[]"),
+    ],
+)
+def test_what_says_nothing_of_numba_does_not_give_it_up(raised, found, tmp_path):
+    told = _looked_for_loops(raised, tmp_path)
+    assert found in told.stdout + told.stderr
+
+
+def _looked_for_loops(raised, tmp_path):
+    """What a process prints that asks for the loops, as a read does; numba raises."""
+    (tmp_path / "numba.py").write_text(f"raise {raised}")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
+        "from gpushard.fused import choice, kept_code, machine_code;"
+        "kept_code.find = machine_code.find_shipped = lambda: None;"
+        "kept_code.kept_file = lambda: None;"
+        "choice._load(); print(choice._loaded)"
+    )
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
     "name", ["/opt/uwsgi", "/opt/blender", "", None, "/opt/python-ish"]
 )
 def test_a_program_that_is_not_python_is_not_started(name, folder, monkeypatch):

@@ -16,7 +16,7 @@ from gpushard.devices.host_rows import rates_here
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.fused import kept_code, machine_code
-from gpushard.fused.loading import ready_code
+from gpushard.fused.loading import import_numba, ready_code
 from gpushard.options import DEFAULT
 
 _READ_PACKAGES = (
@@ -41,6 +41,7 @@ def diagnose(place: Path) -> dict[str, Any]:
     """
     found = find_device("auto")
     gpu = gpu_software(place)
+    trouble = _compiler_trouble()
     facts: dict[str, Any] = {
         "gpushard": gpushard.__version__,
         "python": platform.python_version(),
@@ -50,9 +51,10 @@ def diagnose(place: Path) -> dict[str, Any]:
         "threads": DEFAULT.threads,
         "library": {name: installed(name) for name in _READ_PACKAGES},
         "compilers": {} if _are_shipped() else {_COMPILER: installed(_COMPILER)},
+        "compiler trouble": trouble,
         "loops may run": machine_code.may_run(),
         "loops are shipped": _are_shipped(),
-        "loops are kept in": _loops_folder(),
+        "loops are kept in": None if trouble else _loops_folder(),
         "loops are compiled": are_loops_ready(),
         "optional": {name: installed(name) for name, _ in _EXTRAS.values()},
         "gpu": gpu,
@@ -80,6 +82,17 @@ def are_loops_ready() -> bool:
 
 def _are_shipped() -> bool:
     return machine_code.find_shipped() is not None
+
+
+def _compiler_trouble() -> str | None:
+    """Why the compiler, which is installed and needed, cannot be imported; or None."""
+    if not installed(_COMPILER) or ready_code() is not None:
+        return None
+    try:
+        import_numba()
+    except (ImportError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _loops_folder() -> str | None:
@@ -127,6 +140,9 @@ def _loops_advice(facts: dict[str, Any]) -> Iterator[str]:
         yield f"{changed}: install gpushard again"
     elif not facts["compilers"][_COMPILER]:
         yield f"{slow} without {_COMPILER}: {_install('fast')}"
+    elif trouble := facts["compiler trouble"]:
+        found = f"{_COMPILER} {facts['compilers'][_COMPILER]}"
+        yield f"{slow}, as {found} cannot be imported ({trouble}): install another"
     elif machine_code.can_run() and not facts["loops are kept in"]:
         yield (
             "each process compiles the loops anew, as no folder for them can be"

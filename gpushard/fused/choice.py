@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.compiler_process import CompilerProcess
 from gpushard.fused.libraries import find_library
+from gpushard.fused.machine_code import is_of_a_moment
 from gpushard.fused.placer import LinkedLoops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
 from gpushard.fused.sink import FusedSink
@@ -210,7 +210,7 @@ def _refuse_all_but_no_descriptor(error: OSError) -> None:
     Then reads go on without loops, with the files that are open, and later ones look
     again.
     """
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
+    if not is_of_a_moment(error):
         raise error
 
 
@@ -238,7 +238,7 @@ def _compiled_loops() -> CompiledLoops | None:
             from gpushard.fused.loading import load
 
             return load()
-    except ImportError:  # no numba, or one that refuses this NumPy, or compiles nothing
+    except ImportError:  # no numba, or one that cannot be imported or compiles nothing
         return None
 
 

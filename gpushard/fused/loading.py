@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from importlib import import_module
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -49,6 +50,12 @@ _pack_opening = Struct(f"={WORDS + len(Decoder._fields) + len(Opener._fields)}q"
 _pack_relay = Struct(f"={WORDS + len(Relay._fields)}q").pack
 _pack_team = Struct(f"={WORDS + len(Team._fields)}q").pack
 _pack_poll = Struct(f"={WORDS + len(Poll._fields)}q").pack
+# What ends the import of a numba that does not fit this Python, NumPy or system. Not
+# `Exception`: the handler of a signal may raise one of its own meanwhile.
+_MISFITS = (
+    *(AssertionError, AttributeError, LookupError, NameError, OSError, RuntimeError),
+    *(SyntaxError, SystemError, TypeError, ValueError),
+)
 _UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
 
@@ -251,7 +258,26 @@ def _runnable(code: MachineCode) -> CompiledLoops | None:
     return None if mapped is None else CompiledLoops(mapped.address, mapped)
 
 
+def import_numba() -> None:
+    """Import the compiler.
+
+    Raises
+    ------
+    ImportError
+        There is none, or one that cannot be imported, whatever it raises.
+    OSError
+        No file descriptor was left, or the handler of a signal raised a `TimeoutError`.
+    """
+    try:
+        import_module("numba")
+    except _MISFITS as error:
+        if isinstance(error, TimeoutError) or machine_code.is_of_a_moment(error):
+            raise
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+
+
 def _compile() -> CompiledLoops:
+    import_numba()
     from gpushard.fused import compiling
 
     if kept_code.kept_file() is None:

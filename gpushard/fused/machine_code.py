@@ -54,8 +54,6 @@ SOURCES = (
     "fused/machine_code",  # for the layout of the file
 )
 SHIPPED = Path(__file__).with_name("loops.bin")
-# Errors of a moment, after which callers look again.
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _MAGIC = b"gpushard loops 2\n"
 _HEAD_NBYTES = len(_MAGIC) + sha256().digest_size
 
@@ -65,6 +63,11 @@ class MappedCode(NamedTuple):
 
     address: int
     memory: mmap.mmap
+
+
+def is_of_a_moment(error: Exception) -> bool:
+    """Whether no file descriptor was left, after which callers look again."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @cache
@@ -82,7 +85,7 @@ def can_run() -> bool:
     try:
         return _flags() >= _CPU_FLAGS
     except OSError as error:
-        if error.errno in _NO_DESCRIPTOR:
+        if is_of_a_moment(error):
             raise
         return False
 
@@ -124,7 +127,7 @@ def find_shipped() -> MachineCode | None:
     try:
         return code_in(SHIPPED.read_bytes())
     except OSError as error:
-        if error.errno in _NO_DESCRIPTOR:
+        if is_of_a_moment(error):
             raise
         return None  # a checkout, or a package whose sources are not there
 
