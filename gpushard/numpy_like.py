@@ -200,13 +200,16 @@ class NumpyLike(ABC):
         Parameters
         ----------
         chunks
-            Blocks in dask's spelling. None means shards or, without shards, chunks
-            joined up to dask's ``array.chunk-size``.
+            Blocks in dask's spelling; the keys of a dict may also be names of
+            dimensions. None means shards or, without shards, chunks joined up to dask's
+            ``array.chunk-size``.
 
         Raises
         ------
         UnsupportedError
             dask is not installed.
+        OptionError
+            dask makes no such blocks, or `chunks` names an axis that does not exist.
 
         Examples
         --------

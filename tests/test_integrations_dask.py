@@ -55,6 +55,48 @@ def test_blocks_that_dask_does_not_make_are_refused(a, chunks):
     assert told.value.hint
 
 
+@pytest.fixture
+def named(tmp_path):
+    return stored(tmp_path / "named", dimension_names=("y", "x"))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ({}, ((33,), (40,))),
+        ({"y": 11}, ((11, 11, 11), (40,))),
+        ({"x": (30, 10), 0: -1}, ((33,), (30, 10))),
+        ({-1: 20}, ((33,), (20, 20))),
+        ({np.int64(0): 11, "x": None}, ((11, 11, 11), (40,))),
+    ],
+)
+def test_blocks_are_given_by_the_name_or_the_number_of_their_axis(
+    named, chunks, expected
+):
+    lazy = named.to_dask(chunks)
+    assert lazy.chunks == expected
+    assert_same_bits(lazy.compute(), VALUES)
+
+
+@pytest.mark.parametrize(
+    "chunks", [{"z": 8}, {2: 8}, {-3: 8}, {None: 8}, {"y": 8, 0: 8}, {(0, 1): 8}]
+)
+def test_blocks_of_no_axis_are_refused(named, chunks):
+    with pytest.raises(gpushard.OptionError, match="an axis that") as told:
+        named.to_dask(chunks)
+    assert told.value.expected == "'y', 'x', 0, 1"
+    assert told.value.got == ", ".join(map(repr, chunks))
+
+
+def test_dimensions_of_one_name_or_none_have_numbers_only(tmp_path):
+    for names in (("y", "y"), (None, None), None):
+        a = stored(tmp_path / "a", dimension_names=names)
+        for name in {"y", *(names or ())}:
+            with pytest.raises(gpushard.OptionError) as told:
+                a.to_dask({name: 8})
+            assert told.value.expected == "0, 1"
+
+
 def test_only_what_is_wanted_of_a_block_is_read(a, monkeypatch):
     read, keys = gpushard.Array.read, []
     lazy = a.to_dask()
@@ -180,6 +222,7 @@ def test_concatenated_arrays_keep_the_blocks_along_their_other_axes(a):
     joined = gpushard.concat([a, a], axis=1)
     assert joined.to_dask().chunks == ((16, 16, 1), (20, 20) * 2)
     assert joined.to_dask(chunks=(8, -1)).chunks == ((8, 8, 8, 8, 1), (80,))
+    assert joined.to_dask(chunks={1: 40}).chunks == ((33,), (40, 40))
     assert_same_bits(joined.to_dask().compute(), np.hstack([VALUES, VALUES]))
 
 

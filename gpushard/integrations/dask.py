@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -41,6 +41,8 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
         raise UnsupportedError(
             "dask is not installed", hint="run: pip install 'gpushard[dask]'"
         ) from error
+    if isinstance(chunks, Mapping):
+        chunks = _by_number(cast("Mapping[Any, Any]", chunks), array)
     blocks = _blocks(array, chunks)
     token = tokenize(array)
     return da.from_array(
@@ -54,6 +56,27 @@ def dask_array(array: _Readable, chunks: Any) -> dask.array.Array:
         fancy=True,
         meta=array.read((slice(0, 0),) * len(array.shape)),
     )
+
+
+def _by_number(chunks: Mapping[Any, Any], array: _Readable) -> dict[int, Any]:
+    """Blocks by the number of their axis; their keys may also be its name.
+
+    dask ignores keys that it does not know, and negative ones. Concatenated arrays have
+    no names.
+    """
+    n = len(array.shape)
+    names: tuple[str | None, ...] = getattr(array, "dimension_names", None) or ()
+    axes: dict[Any, int] = {axis: axis % n for axis in range(-n, n)}
+    axes |= {x: axis for axis, x in enumerate(names) if names.count(x) == 1}
+    numbers = [axes.get(key) for key in chunks]
+    if None in numbers or len({*numbers}) < len(numbers):
+        known = [name for name in names if name in axes and name is not None]
+        raise OptionError(
+            "chunks= names an axis that the array does not have, or one twice",
+            expected=", ".join(map(repr, [*known, *range(n)])) or "none",
+            got=", ".join(map(repr, chunks)),
+        )
+    return {axes[key]: length for key, length in chunks.items()}
 
 
 def _blocks(array: Any, chunks: Any) -> Any:
