@@ -101,6 +101,16 @@ def whole_number(value: Any, name: str, least: int) -> int:
     return number
 
 
+def items_by_axis(value: Any, n_axes: int = 1) -> tuple[Any, ...]:
+    """Items of a list, tuple or one-dimensional array; else `value`, for each axis.
+
+    They are not checked.
+    """
+    if isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1:
+        return tuple(cast("Iterable[Any]", value))
+    return (value,) * n_axes
+
+
 def flag(value: Any, name: str, hint: str | None = None) -> bool:
     """`value`, which must be True or False: other values look like a choice.
 

@@ -201,12 +201,32 @@ WRONG = [
     ({"window": 0}, "window"),
     ({"window": (2, 2), "stride": (1, 1, 1)}, "stride"),
     ({"window": 2, "stride": 0}, "stride"),
+    ({"window": np.array([])}, "does not fit"),
+    ({"window": np.array([2.0, 2.0])}, "window"),
+    ({"window": np.array([True, True])}, "window"),
+    ({"window": np.array([[2, 2]])}, "window"),
+    ({"window": (2, 2), "stride": np.array([1, 1, 1])}, "stride"),
+    ({"window": (2, 2), "stride": np.array([1, 0])}, "stride"),
+    ({"window": "2"}, "window"),
     ({"window": 2, "lead": 22}, "does not fit"),
     ({"window": 2, "lead": 0.5}, "lead"),
     ({"window": 2, "padding": "wrap"}, "padding"),
     ({"padding": "fill"}, "no effect on single rows.*'fill'; pass window="),
     ({"padding": "shift"}, "no effect on single rows"),
 ]
+
+
+@pytest.mark.parametrize("make", [tuple, list, np.array, lambda x: np.array(x, "u1")])
+def test_windows_and_strides_are_given_by_lists_tuples_and_arrays(make):
+    got = loaded(window=make([5, 4]), stride=make([3, 4]))
+    reference = loaded(window=(5, 4), stride=(3, 4))
+    assert got.keys() == reference.keys()
+    assert all(np.array_equal(got[i], reference[i]) for i in got)
+
+
+def test_one_array_of_lengths_is_the_window_of_all_arrays():
+    loader = Loader((A, A), window=np.array([5, 4]), batch_size=1)
+    assert [rows.shape for rows in next(iter(loader))] == [(1, 5, 4, *A.shape[2:])] * 2
 
 
 @pytest.mark.parametrize(("options", "named"), WRONG)

@@ -42,6 +42,7 @@ def document(place) -> dict:
         {"chunk_key_encoding": {"name": "v2", "separator": "."}},
         {"shape": 8, "chunks": 2, "shards": 4},
         {"shape": [8, 8], "chunks": [2, 2], "shards": [4, 4]},
+        {name: np.array(PLAIN[name]) for name in ("shape", "chunks", "shards")},
     ],
 )
 def test_the_document_is_the_one_that_zarr_writes(arguments, tmp_path):
@@ -50,7 +51,7 @@ def test_the_document_is_the_one_that_zarr_writes(arguments, tmp_path):
     shapes = {
         name: (value,) if isinstance(value, int) else tuple(value)
         for name, value in arguments.items()
-        if name in ("shape", "chunks", "shards") and isinstance(value, int | list)
+        if name in ("shape", "chunks", "shards") and not isinstance(value, dict | None)
     }
     zarr.create_array(tmp_path / "theirs", **arguments | shapes)
     assert document(tmp_path / "ours") == document(tmp_path / "theirs")
@@ -153,6 +154,7 @@ def test_nothing_beside_the_store_is_deleted(kind, path, tmp_path):
     ("arguments", "reason"),
     [
         ({"shards": (3, 3)}, "zarr makes no such array"),
+        ({"shape": np.array(8)}, "zarr makes no such array"),
         ({"dtype": "no type"}, "zarr makes no such array"),
         ({"zz": 2}, "no argument 'zz'.*; choose from shape, .*, storage_options, opt"),
         ({"overwite": True}, r"'overwite' \(array .*\); you may have meant overwrite="),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.arguments import flag, whole_number
+from gpushard.arguments import flag, items_by_axis, whole_number
 from gpushard.array import Array
 from gpushard.devices.find import find_device
 from gpushard.errors import OptionError, SelectionError, UnsupportedError
@@ -231,7 +231,7 @@ def _cut(shape: tuple[int, ...], window: Any, lead: Any, name: str) -> Cut:
         )
     if window is None:
         return Cut(shape, lead=shift)
-    given = tuple(window) if isinstance(window, tuple | list) else (window,)
+    given = items_by_axis(window)
     if not 1 <= len(given) <= len(shape):
         raise OptionError(
             f"the number of lengths in window= does not fit the axes of {name}",
@@ -251,8 +251,7 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
         longest = max(cuts, key=lambda cut: len(cut.window)).window
         steps = (*cuts[0].window, *longest[len(cuts[0].window) :])
     else:
-        given = stride if isinstance(stride, tuple | list) else (stride,) * n_axes
-        steps = tuple(count(n, "stride") for n in given)
+        steps = tuple(count(n, "stride") for n in items_by_axis(stride, n_axes))
     if len(steps) != n_axes:
         raise OptionError(
             "stride= must have one distance for each axis of the window",

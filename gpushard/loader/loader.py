@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -19,6 +19,7 @@ from gpushard.loader.state import Standing, standing_in, state_of
 from gpushard.loader.stats import Progress, figures
 from gpushard.loader.torch_data import refuse_workers, tell_torch
 from gpushard.loader.windows import Padding
+from gpushard.selecting.selection import Ints
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device
@@ -153,7 +154,7 @@ class Loader:
         scale: Any = None,
         offset: Any = None,
         window: Any = None,
-        stride: int | tuple[int, ...] | None = None,
+        stride: int | Sequence[int] | Ints | None = None,
         padding: Padding = "drop",
         lead: Any = None,
         transform: Callable[[Any], Any] | None = None,
