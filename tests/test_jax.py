@@ -72,11 +72,30 @@ def test_the_loader_gives_arrays_of_jax(a):
     assert_same_bits(np.concatenate(batches), VALUES)
 
 
+@pytest.mark.filterwarnings("ignore:.*Zarr V3 specification")
+def test_the_loader_names_the_array_whose_elements_jax_does_not_have(a):
+    words = stored(np.full((12, 10), "a"))
+    for arrays, name in (
+        (words, "array"),
+        ((a, words), "arrays[1]"),
+        ({"x": words}, "x"),
+    ):
+        with pytest.raises(gpushard.UnsupportedError) as told:
+            gpushard.Loader(arrays, to="jax")
+        assert str(told.value).startswith(
+            f"the loader's {name} cannot become arrays of jax, as to= says: expected"
+            " elements of a data type that jax has, got <U1; leave out to=,"
+        )
+
+
 @pytest.mark.parametrize("dtype", ["int64", "float64"])
 def test_elements_that_jax_would_cut_are_refused_until_it_is_told_to_keep_them(dtype):
     values = np.arange(60).reshape(6, 10).astype(dtype) + 2**40
     wide = stored(values)
-    with pytest.raises(gpushard.UnsupportedError, match="jax_enable_x64"):
+    cut = (
+        f"elements of the loader's array: expected {dtype[:-2]}32, got {dtype}; .*_x64"
+    )
+    with pytest.raises(gpushard.UnsupportedError, match=cut):
         gpushard.Loader(wide, to="jax")
     assert next(iter(gpushard.Loader(wide, to="jax", dtype="f4"))).dtype == "f4"
     jax.config.update("jax_enable_x64", True)

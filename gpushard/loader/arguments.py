@@ -124,7 +124,7 @@ def check_types(fields: Sequence[Field], device: Device) -> None:
         dtype = one.conversion.dtype
         if dtype.hasobject or dtype.kind == "T":
             raise UnsupportedError(
-                f"{one.name} of a loader has elements that a device cannot hold",
+                f"the loader's {one.name} has elements that a device cannot hold",
                 got=str(dtype),
                 hint="make a separate loader for this array, with device='cpu'",
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.data_types import is_small_float
-from gpushard.loader.fields import SampleRows, concatenated
+from gpushard.loader.fields import Field, SampleRows, concatenated
 from gpushard.loader.reading import Load
 from gpushard.loader.shares import Share
 from gpushard.selecting.selection import Ints
@@ -221,9 +221,7 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
         ) from error
 
 
-def check_exports(
-    export: Callable[[Any], Any], dtype: np.dtype[Any], name: str
-) -> None:
+def check_exports(export: Callable[[Any], Any], field: Field, kind: Kind) -> None:
     """Refuse a data type that the chosen kind of arrays does not have.
 
     Raises
@@ -231,17 +229,20 @@ def check_exports(
     UnsupportedError
         The kind of arrays has no such data type, or takes a shorter one for it.
     """
+    dtype = field.conversion.dtype
     try:
         made = export(np.zeros(1, dtype))
     except (TypeError, ValueError, BufferError, AttributeError) as error:
         raise UnsupportedError(
-            f"arrays of to= cannot hold the elements of {name} of a loader",
+            f"the loader's {field.name} cannot become arrays of {kind}, as to= says",
+            expected=f"elements of a data type that {kind} has",
             got=str(dtype),
             hint="leave out to=, or pass dtype= if the elements are numbers",
         ) from error
     if made.dtype.itemsize != dtype.itemsize:
         raise UnsupportedError(
-            f"JAX would cut the elements of {name} of a loader to {made.dtype}",
+            f"{kind} would cut the elements of the loader's {field.name}",
+            expected=str(made.dtype),
             got=str(dtype),
             hint="run jax.config.update('jax_enable_x64', True), or pass dtype=",
         )

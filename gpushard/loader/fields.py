@@ -320,7 +320,7 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> LoaderArray
     """
     if not isinstance(array, LoaderArray):
         raise OptionError(
-            f"{name} of a loader must be an array of gpushard",
+            f"the loader's {name} must be an array of gpushard",
             got=type(array).__name__,
             hint=(
                 "pass return_index=True and index it with the sample numbers"
@@ -329,7 +329,7 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> LoaderArray
             ),
         )
     if not array.ndim:
-        raise OptionError(f"{name} of a loader has no axes, so it has no samples")
+        raise OptionError(f"the loader's {name} has no axes, so it has no samples")
     if isinstance(array, ConcatArray):
         members = tuple(_on_host(a, num_threads) for a in array.arrays)
         return ConcatArray(members, array.axis)

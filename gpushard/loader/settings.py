@@ -113,7 +113,7 @@ class Settings:
         export, transform = exporter(kind), given["transform"]
         if device is None:
             for one in fields:
-                check_exports(export, one.conversion.dtype, one.name)
+                check_exports(export, one, kind)
         if not (transform is None or callable(transform)):
             raise OptionError("transform= must be a function", got=repr(transform))
         if given["return_index"] and "index" in form.names:
