@@ -209,14 +209,17 @@ class Group(Mapping[str, Array]):
     def _found(self, name: str) -> ArrayLayout:
         self._refuse_broken(name)
         contents, place = self._contents, self._join(name)
-        known = None if contents is None else contents.documents.get(name)
+        known = None
+        if contents is not None:
+            known = contents.documents.get(name.strip("/"))
         if known is not None and known.get("node_type") == "array":
             return parse_array(known, place, self._options)
         return load_array(self._store, place, self._options)
 
     def _refuse_broken(self, name: str) -> None:
-        if self._contents is not None and name in self._contents.broken:
-            raise copy(self._contents.broken[name])
+        broken = {} if self._contents is None else self._contents.broken
+        if error := broken.get(name.strip("/")):
+            raise copy(error)
 
     def _names_as_hint(self) -> Collection[str]:
         try:

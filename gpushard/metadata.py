@@ -283,10 +283,9 @@ def _consolidated(document: Mapping[str, Any]) -> _Children | None:
     fields = as_object(consolidated, "consolidated metadata", where)
     path = member(where, "metadata")
     documents = as_object(fields.get("metadata"), "consolidated metadata", path)
-    return _nodes(
-        {name.strip("/"): value for name, value in documents.items()},
-        lambda name: f"{path}[{name!r}]",
-    )
+    by_path = {name.strip("/"): value for name, value in documents.items()}
+    by_path.pop("", None)  # the group itself, which does not lie below itself
+    return _nodes(by_path, lambda name: f"{path}[{name!r}]")
 
 
 def _nodes(documents: Mapping[str, Any], where: Callable[[str], str]) -> _Children:

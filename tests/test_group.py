@@ -215,6 +215,42 @@ def test_consolidated_metadata_that_are_old_can_be_left_alone(tmp_path, zarr_for
     assert not true.group("below").is_consolidated
 
 
+@pytest.mark.parametrize("forged", ["", "/", "//"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_consolidated_metadata_have_no_array_in_place_of_the_group(
+    tmp_path, forged, zarr_format
+):
+    root = zarr.create_group(tmp_path, zarr_format=zarr_format)
+    root.create_array("a", shape=(2,), chunks=(1,), dtype="i1")
+    consolidate(tmp_path)
+    path = tmp_path / ("zarr.json" if zarr_format == 3 else ".zmetadata")
+    document = json.loads(path.read_text())
+    nodes = document.get("consolidated_metadata", document)["metadata"]
+    if zarr_format == 3:
+        nodes[forged] = nodes["a"]
+    else:
+        nodes[f"//{forged}.zarray"] = nodes["a/.zarray"]
+    path.write_text(json.dumps(document))
+    group = gpushard.open_group(tmp_path)
+    assert list(group) == ["a"]
+    for name in ("", "/", "//", "///"):
+        with pytest.raises(KeyError):
+            group[name]
+        assert name not in group
+    assert group["/a/"].path == "a"
+
+
+def test_a_broken_node_is_refused_under_all_its_names(place):
+    consolidate(place)
+    path = place / "zarr.json"
+    document = json.loads(path.read_text())
+    document["consolidated_metadata"]["metadata"]["a"]["node_type"] = "leaf"
+    path.write_text(json.dumps(document))
+    for name in ("a", "/a", "a/"):
+        with pytest.raises(gpushard.MetadataError, match="leaf"):
+            gpushard.open_group(place)[name]
+
+
 def test_what_is_damaged_of_a_consolidated_group_below_is_told_there(place):
     consolidate(place)
     path = place / "zarr.json"
