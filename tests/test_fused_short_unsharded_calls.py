@@ -29,13 +29,13 @@ def test_long_reads_of_one_thread_are_several_calls(tmp_path, monkeypatch):
     choice._load()
     monkeypatch.setattr(short_unsharded, "SLOW_US", 1e9)
     calls = []
-    plain = CompiledLoops.place_objects
+    plain = CompiledLoops.place_chunk_files
 
-    def place_objects(self, *given):
+    def place_chunk_files(self, *given):
         calls.append(given)
         plain(self, *given)
 
-    monkeypatch.setattr(CompiledLoops, "place_objects", place_objects)
+    monkeypatch.setattr(CompiledLoops, "place_chunk_files", place_chunk_files)
     monkeypatch.setattr(short_unsharded, "MOST_AT_ONCE", 64)
     monkeypatch.setattr(shares, "_SMALLEST_NBYTES", 64)
     for one_call_us, n_least, n_most in ((1e9, 1, 1), (0, 3, 99)):

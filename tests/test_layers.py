@@ -140,7 +140,7 @@ COMPILED = {
     "fused.blosc_frames",
     "fused.loops",
     "fused.lz4",
-    "fused.objects",
+    "fused.chunk_files",
     "fused.polling",
     "fused.relaying",
     "fused.shuffling",

@@ -12,6 +12,7 @@ from llvmlite import binding
 from numba import cfunc, config, types
 
 from gpushard.fused import calls
+from gpushard.fused.chunk_files import place_chunk_files
 from gpushard.fused.columns import (
     AXIS_ROWS,
     CELL_ROWS,
@@ -24,13 +25,12 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.loops import place_boxes, place_shares
 from gpushard.fused.machine_code import CPU_LEVEL
-from gpushard.fused.objects import place_objects
 from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 from gpushard.fused.polling import poll
 from gpushard.fused.relaying import relay_pieces, relay_together
 from gpushard.fused.words import (
     PLACE_BOXES,
-    PLACE_OBJECTS,
+    PLACE_CHUNK_FILES,
     PLAN_AXES,
     PLAN_BOXES,
     POLL,
@@ -90,10 +90,10 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
     else:
         cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
         shares = (cuts, calls.word(at, 10), calls.word(at, 11))
-        if calls.word(at, 0) == PLACE_OBJECTS:
+        if calls.word(at, 0) == PLACE_CHUNK_FILES:
             opener = _opener(at + 8 * (WORDS + _N_DECODER))
             how = (decoder, opener)
-            place_objects(how, boxes, shares, strides, work, is_placed)
+            place_chunk_files(how, boxes, shares, strides, work, is_placed)
         else:
             place_shares(decoder, boxes, shares, strides, work, is_placed)
     # `copies` may have written past the caches.
@@ -158,7 +158,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
         if task == READ_BOX:
             first += at
         boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
-        if task not in (PLACE_BOXES, PLACE_OBJECTS, READ_BOX):
+        if task not in (PLACE_BOXES, PLACE_CHUNK_FILES, READ_BOX):
             n_wanted = _plan(at, base, strides, boxes)
             if task != READ_AXES:
                 return n_wanted

@@ -26,7 +26,7 @@ from gpushard.fused.shares import NO_SHARES, Shares
 from gpushard.fused.system_calls import thread_calls, usleep_address
 from gpushard.fused.words import (
     PLACE_BOXES,
-    PLACE_OBJECTS,
+    PLACE_CHUNK_FILES,
     PLAN_AXES,
     PLAN_BOXES,
     PLAN_POINTS,
@@ -92,7 +92,7 @@ class CompiledLoops:
         words = _placing(boxes, strides, work, is_placed, shares)
         self._run(pack_placing(PLACE_BOXES, *words, *decoder))
 
-    def place_objects(
+    def place_chunk_files(
         self,
         how: tuple[Decoder, Opener],
         boxes: Ints,
@@ -101,10 +101,10 @@ class CompiledLoops:
         is_placed: NDArray[np.bool_],
         shares: Shares,
     ) -> None:
-        """Claim boxes, and read each from a file (see `objects.place_objects`)."""
+        """Claim boxes, and read each from a file (see `chunk_files`)."""
         decoder, opener = how
         words = _placing(boxes, strides, work, is_placed, shares)
-        self._run(_pack_opening(PLACE_OBJECTS, *words, *decoder, *opener))
+        self._run(_pack_opening(PLACE_CHUNK_FILES, *words, *decoder, *opener))
 
     def read(self, words: bytes) -> bool:
         """Do `READ_BOX` or `READ_AXES`; whether all boxes were placed."""

@@ -121,7 +121,7 @@ class BoxPlacer:
             over. Several threads may claim at the same time; all note what they placed
             in the same array. None: place all boxes.
         opener
-            Opens the file of each box (see `objects.place_objects`); there are shares.
+            Opens the file of each box (see `chunk_files`); there are shares.
         """
         is_placed = (
             np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
@@ -136,7 +136,7 @@ class BoxPlacer:
                 nbytes = 2 * STATUS_NBYTES + opener.path_nbytes
                 status = _memory.buffer("status", nbytes)
                 own_opener = opener._replace(status=status.address)
-                compiled.place_objects((ready.decoder, own_opener), *arrays, shares)
+                compiled.place_chunk_files((ready.decoder, own_opener), *arrays, shares)
         elif shares is not None:
             shares.stop_claims()
         return is_placed

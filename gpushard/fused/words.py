@@ -18,7 +18,7 @@ from typing import NamedTuple
 # - 6 and 7: the shards, and their number.
 # - 8 and 9: cells, elements or points, and their number.
 # - 10: the ranges or axes.
-# To place objects, as to place boxes in shares; but an `Opener` follows the `Decoder`.
+# To place chunk files, as to place boxes in shares; an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
 # and the words 1 and 4 are their distances from the first word.
 # To relay ranges, a `Relay` follows, or a `Team` that does, and to poll a `Poll`; the
@@ -33,7 +33,7 @@ from typing import NamedTuple
     PLAN_POINTS,
     READ_BOX,
     READ_AXES,
-    PLACE_OBJECTS,
+    PLACE_CHUNK_FILES,
     RELAY_RANGES,
     RELAY_TOGETHER,
     POLL,

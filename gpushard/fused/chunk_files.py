@@ -1,4 +1,4 @@
-"""Files of one inner chunk each -> opened, read, decoded and placed (compiled).
+"""Chunk files, of one inner chunk each -> opened, read, decoded, placed (compiled).
 
 This is imported only once reads are large enough to pay for it. For each box, the file
 is that of its inner chunk, which is opened, read and closed here.
@@ -102,7 +102,7 @@ def _are_same(a: int, b: int) -> bool:
 
 
 @calls.inner
-def _place_object(
+def _place_chunk_file(
     how: tuple[Decoder, Opener],
     boxes: Any,
     at: tuple[int, int],
@@ -134,7 +134,7 @@ def _place_object(
 
 
 @calls.inner
-def place_objects(
+def place_chunk_files(
     how: tuple[Decoder, Opener],
     boxes: Any,
     shares: Any,
@@ -160,5 +160,5 @@ def place_objects(
             stop = i + 1
             while stop < end and boxes[stop, ENTRY] == boxes[i, ENTRY]:
                 stop += 1
-            _place_object(how, boxes, (i, stop), strides, work, is_placed)
+            _place_chunk_file(how, boxes, (i, stop), strides, work, is_placed)
             i = stop
