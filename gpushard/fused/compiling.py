@@ -29,6 +29,17 @@ from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
 from gpushard.fused.polling import poll
 from gpushard.fused.relaying import relay_pieces, relay_together
 from gpushard.fused.words import (
+    BOXES,
+    COLUMNS,
+    IS_PLACED,
+    MOST_BOXES,
+    N_AXES,
+    N_BOXES,
+    N_COLUMNS,
+    N_PARTS,
+    N_SHARDS,
+    N_SHARES,
+    NEXT_SHARE,
     PLACE_BOXES,
     PLACE_CHUNK_FILES,
     PLAN_AXES,
@@ -38,7 +49,13 @@ from gpushard.fused.words import (
     READ_BOX,
     RELAY_RANGES,
     RELAY_TOGETHER,
+    SHARDS,
+    SHARE_CUTS,
+    STRIDES,
+    TABLE,
+    TASK,
     WORDS,
+    WORK,
     Decoder,
     Opener,
     PlanParameters,
@@ -81,16 +98,16 @@ class Compiled(NamedTuple):
 def _place(at: int, strides: Any, boxes: Any) -> None:
     decoder = _decoder(at + 8 * WORDS)
     n = boxes.shape[0]
-    work = calls.ints(calls.word(at, 6), (WORK_ROWS, WORK_AXES))
-    is_placed = calls.bools(calls.word(at, 7), (n,))
-    n_shares = calls.word(at, 9)
+    work = calls.ints(calls.word(at, WORK), (WORK_ROWS, WORK_AXES))
+    is_placed = calls.bools(calls.word(at, IS_PLACED), (n,))
+    n_shares = calls.word(at, N_SHARES)
     if n_shares == 0:
         work[WORK_WINDOW, 0] = NO_FILE
         place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
     else:
-        cuts = calls.ints(calls.word(at, 8), (n_shares + 1,))
-        shares = (cuts, calls.word(at, 10), calls.word(at, 11))
-        if calls.word(at, 0) == PLACE_CHUNK_FILES:
+        cuts = calls.ints(calls.word(at, SHARE_CUTS), (n_shares + 1,))
+        shares = (cuts, calls.word(at, NEXT_SHARE), calls.word(at, MOST_BOXES))
+        if calls.word(at, TASK) == PLACE_CHUNK_FILES:
             opener = _opener(at + 8 * (WORDS + _N_DECODER))
             how = (decoder, opener)
             place_chunk_files(how, boxes, shares, strides, work, is_placed)
@@ -102,7 +119,7 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
 
 @calls.inner
 def _are_placed(at: int, n_boxes: int) -> int:
-    is_placed = calls.bools(calls.word(at, 7), (n_boxes,))
+    is_placed = calls.bools(calls.word(at, IS_PLACED), (n_boxes,))
     for k in range(n_boxes):
         if not is_placed[k]:
             return 0
@@ -112,20 +129,25 @@ def _are_placed(at: int, n_boxes: int) -> int:
 @calls.inner
 def _plan(at: int, base: int, strides: Any, boxes: Any) -> int:
     n_axes = strides.shape[2]
-    shards = calls.ints(calls.word(at, 6), (calls.word(at, 7), SHARD_COLUMNS))
-    first, n, table = calls.word(at, 8), calls.word(at, 9), calls.word(at, 10)
+    shape = calls.word(at, N_SHARDS), SHARD_COLUMNS
+    shards = calls.ints(calls.word(at, SHARDS), shape)
+    columns, n, table = (
+        calls.word(at, COLUMNS),
+        calls.word(at, N_COLUMNS),
+        calls.word(at, TABLE),
+    )
     planned = _planned(at + 8 * WORDS)
-    which = calls.word(at, 0)
+    which = calls.word(at, TASK)
     if which == PLAN_BOXES:
-        cells = calls.ints(first, (CELL_ROWS, n))
+        cells = calls.ints(columns, (CELL_ROWS, n))
         ranges = calls.ints(table, (2, len(shards), n_axes))
         plan_boxes(planned, strides, cells, ranges, shards, boxes)
         return 0
     axes = calls.ints(base + table, (AXIS_ROWS, n_axes))
     if which in (PLAN_AXES, READ_AXES):
-        elements = calls.ints(first, (2, n))
+        elements = calls.ints(columns, (2, n))
         return plan_axes(planned, strides, axes, elements, shards, boxes)
-    points = calls.ints(first, (2 + n_axes, n))
+    points = calls.ints(columns, (2 + n_axes, n))
     plan_points(planned, axes, points, shards, boxes)
     return 0
 
@@ -140,7 +162,7 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
 
     @cfunc(types.int64(types.int64), cache=keeps, **calls.PLAIN_ERRORS)
     def gpushard_loops(at: int) -> int:
-        task = calls.word(at, 0)
+        task = calls.word(at, TASK)
         if task == RELAY_RANGES:
             relay_pieces(_relay(at + 8 * WORDS))
             return stamp
@@ -149,12 +171,12 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
             return stamp
         if task == POLL:
             return poll(_poll(at + 8 * WORDS))
-        n_axes, n_boxes = calls.word(at, 3), calls.word(at, 5)
+        n_axes, n_boxes = calls.word(at, N_AXES), calls.word(at, N_BOXES)
         is_read = task in (READ_BOX, READ_AXES)
         base = at if is_read else 0
-        shape = 2, calls.word(at, 2), n_axes
-        strides = calls.ints(base + calls.word(at, 1), shape)
-        first = calls.word(at, 4)
+        shape = 2, calls.word(at, N_PARTS), n_axes
+        strides = calls.ints(base + calls.word(at, STRIDES), shape)
+        first = calls.word(at, BOXES)
         if task == READ_BOX:
             first += at
         boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))
@@ -162,8 +184,8 @@ def compiled(stamp: int, *, keeps: bool) -> Compiled:
             n_wanted = _plan(at, base, strides, boxes)
             if task != READ_AXES:
                 return n_wanted
-            n_shards = calls.word(at, 7)
-            n_boxes = calls.word(calls.word(at, 6), SHARD_COLUMNS * n_shards - 1)
+            n_shards = calls.word(at, N_SHARDS)
+            n_boxes = calls.word(calls.word(at, SHARDS), SHARD_COLUMNS * n_shards - 1)
             if n_boxes != n_wanted:
                 return 0
             boxes = calls.ints(first, (n_boxes, FIRST_LENGTH + n_axes))

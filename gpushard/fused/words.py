@@ -5,26 +5,26 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-# The tasks of the compiled function, and the words of each (int64; arrays by their
+# The words that tell the compiled function what to do (int64; arrays by their
 # addresses), which precede a `Decoder` or a `PlanParameters`.
-# - 0: the task, one of the constants below.
-# - 1 to 3: the strides, the number of parts, the number of axes.
-# - 4 and 5: the boxes, and their number.
-# To place boxes (8 to 11 are for `gpushard.fused.shares`; all 0 to place all boxes):
-# - 6 and 7: memory to work in, and whether each box was placed.
-# - 8 and 9: the shares that boxes are placed in, and their number.
-# - 10 and 11: the share to claim next, and about how many boxes a call places.
-# To plan boxes:
-# - 6 and 7: the shards, and their number.
-# - 8 and 9: cells, elements or points, and their number.
-# - 10: the ranges or axes.
+WORDS = 12
+TASK, STRIDES, N_PARTS, N_AXES, BOXES, N_BOXES = range(6)
+# To place boxes: memory to work in, and whether each was placed. Then the shares that
+# boxes are placed in, their number, the one to claim next, and about how many boxes a
+# call places (`gpushard.fused.shares`); all 0 to place all boxes.
+WORK, IS_PLACED, SHARE_CUTS, N_SHARES, NEXT_SHARE, MOST_BOXES = range(6, WORDS)
+# To plan boxes: the shards and their number, then cells, elements or points and their
+# number, then the ranges or axes.
+SHARDS, N_SHARDS, COLUMNS, N_COLUMNS, TABLE = range(6, WORDS - 1)
+
+# The tasks. To place boxes and to plan them are as above.
 # To place chunk files, as to place boxes in shares; an `Opener` follows the `Decoder`.
 # To read one box, as to place boxes; but the strides and the box follow the `Decoder`,
-# and the words 1 and 4 are their distances from the first word.
-# To relay ranges, a `Relay` follows, or a `Team` that does, and to poll a `Poll`; the
-# words 1 to 11 are 0.
+# and `STRIDES` and `BOXES` are their distances from the first word.
+# To relay ranges, a `Relay` follows, or a `Team` that does, and to poll a `Poll`; all
+# words but the task are 0.
 # To read axes, as to plan axes; but the axes, whose first two rows are the strides,
-# follow, and the words 1 and 10 are their distance from the first word. Between the
+# follow, and `STRIDES` and `TABLE` are their distance from the first word. Between the
 # `PlanParameters` and the axes are words to place boxes and a `Decoder`.
 (
     PLACE_BOXES,
@@ -38,7 +38,6 @@ from typing import NamedTuple
     RELAY_TOGETHER,
     POLL,
 ) = range(10)
-WORDS = 12
 
 # Columns of a range of a file that is relayed to a device: the file, the range's first
 # byte, its size, and the place where its bytes go, counted from `Relay.target`.
