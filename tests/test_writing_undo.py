@@ -224,6 +224,29 @@ def test_a_write_that_fails_is_undone_until_its_index_is_written(
     assert gpushard.repair(a) == []
 
 
+def test_a_write_that_finds_no_descriptor_for_the_shard_leaves_no_note(
+    tmp_path, monkeypatch
+):
+    a, _ = made(tmp_path)
+    shard, noted = tmp_path / "c/0", tmp_path / "c/.0.undo"
+    before = shard.read_bytes()
+    real, asked = os.open, []
+
+    def opened(path, *given, **more):
+        if noted.exists():
+            asked.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        with pytest.raises(gpushard.StoreError, match="ulimit"):
+            a[:2] = 7
+    assert "0" in asked
+    assert not noted.exists()
+    assert shard.read_bytes() == before
+
+
 @pytest.mark.parametrize("n_calls", range(1, 8))
 def test_an_undoing_that_is_cut_off_is_begun_again(n_calls, tmp_path, monkeypatch):
     """A shard whose index verifies is never taken for whole before it is."""

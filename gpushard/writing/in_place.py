@@ -13,9 +13,11 @@ memory per range, whatever the size of the ranges.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -69,7 +71,7 @@ class Patch:
 def apply_patch(file: LockedFile, patch: Patch) -> None:
     """Change a file so that at each moment it is old, new, or detectably torn."""
     _note(file, patch)
-    with file.opened_to_change() as fd:
+    with _opened_to_change(file) as fd:
         if patch.old_nbytes is None:
             file.directory.sync()
         if patch.spoils is not None:
@@ -81,6 +83,23 @@ def apply_patch(file: LockedFile, patch: Patch) -> None:
         _write_at(fd, patch.index_offset, patch.index)
         os.fsync(fd)
     file.forget_note()
+
+
+@contextmanager
+def _opened_to_change(file: LockedFile) -> Generator[int]:
+    """The file, which was noted; without a descriptor for it, no note is left.
+
+    `give_up` would need two. Once others have changed the shard, damage to it would
+    pass for a write that was cut off, and the note would bring back what was there now.
+    """
+    with ExitStack() as stack:
+        try:
+            fd = stack.enter_context(file.opened_to_change())
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                file.forget_note()
+            raise
+        yield fd
 
 
 def spoiled(index: Bytes) -> Bytes:
