@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +48,26 @@ def test_shipped_code_is_found_before_any_that_was_kept(shipped, monkeypatch):
     assert loading.ready_code() == CODE
 
 
+@pytest.mark.skipif(not CAN_RUN(), reason="no code is shipped for this system")
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_shipped_code_is_found_in_a_package_that_is_a_zip_file(tmp_path, is_changed):
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
+        for path in (ROOT / "gpushard").rglob("*.py"):
+            archive.write(path, path.relative_to(ROOT))
+        content = machine_code.content_of(CODE)[: -1 if is_changed else None]
+        archive.writestr("gpushard/fused/loops.bin", content)
+    program = (
+        "from gpushard.fused import machine_code as m;"
+        "assert '.zip' in m.__file__; print(m.find_shipped())"
+    )
+    told = {"PYTHONPATH": str(tmp_path / "package.zip")}
+    command = [sys.executable, "-c", program]
+    output = subprocess.check_output(
+        command, cwd=tmp_path, env=os.environ | told, text=True
+    )
+    assert output == f"{None if is_changed else CODE}\n"
+
+
 def test_shipped_code_of_other_sources_is_not_run(shipped, monkeypatch):
     """Somebody has changed the installed package."""
     shipped.write_bytes(machine_code.content_of(CODE))
@@ -69,16 +92,13 @@ def test_code_is_looked_for_again_where_no_descriptor_was_left(
 ):
     shipped.write_bytes(machine_code.content_of(CODE))
 
-    class NoDescriptor:
-        def open(self, **_):
-            raise OSError(number, "too many open files")
+    def no_descriptor(*_, **__):
+        raise OSError(number, "too many open files")
 
-        def read_bytes(self):
-            return self.open()
-
-    for name in ("SHIPPED", "_CPU_INFO"):
+    cpu_info = SimpleNamespace(open=no_descriptor)
+    for name, stand_in in (("_content", no_descriptor), ("_CPU_INFO", cpu_info)):
         with monkeypatch.context() as patches:
-            patches.setattr(machine_code, name, NoDescriptor())
+            patches.setattr(machine_code, name, stand_in)
             patches.setattr(machine_code, "can_run", CAN_RUN)
             CAN_RUN.cache_clear()
             with pytest.raises(OSError, match="too many open files"):

@@ -16,7 +16,7 @@ import sys
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,13 @@ def is_of_a_moment(error: Exception) -> bool:
 def sources() -> bytes:
     """Text of all modules that are compiled."""
     package = Path(__file__).parents[1]
-    return b"".join((package / f"{name}.py").read_bytes() for name in SOURCES)
+    return b"".join(_content(package / f"{name}.py") for name in SOURCES)
+
+
+def _content(path: Path) -> bytes:
+    """Content of a file of the package, which may lie in a zip file."""
+    loader: Any = __spec__.loader if __spec__ else None
+    return loader.get_data(str(path)) if loader else path.read_bytes()
 
 
 @cache
@@ -125,7 +131,7 @@ def find_shipped() -> MachineCode | None:
     if not can_run():
         return None
     try:
-        return code_in(SHIPPED.read_bytes())
+        return code_in(_content(SHIPPED))
     except OSError as error:
         if is_of_a_moment(error):
             raise
