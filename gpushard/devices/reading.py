@@ -29,7 +29,7 @@ from gpushard.fetching.pieces import columns_nbytes, indexes_nbytes
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import ReadPlan, plan_read
 from gpushard.reading.read import execute
-from gpushard.reading.results import ReadRequest, host_job, read_on_host
+from gpushard.reading.results import ReadRequest, read_on_host
 from gpushard.reading.rounds import read_in_rounds
 from gpushard.report import Tally
 from gpushard.selecting.patches import PlannableSelection
@@ -116,7 +116,7 @@ def _read_into(
         part: Source, selections: Sequence[Selection], outputs: Sequence[Any]
     ) -> None:
         what = _beside_columns(source, part, device), selections, outputs, device
-        if _read_there(DeviceRead(*what, tally, entries, request.damage)) is None:
+        if read_to_device(DeviceRead(*what, tally, entries, request.damage)) is None:
             raise _LeftToHostError
 
     try:
@@ -191,8 +191,10 @@ class _LeftToHostError(Exception):
     """The device cannot scatter, so that the host has to read."""
 
 
-def read_to_device(read: DeviceRead) -> Job:
-    """Read into device memory; on return all elements are there. Gives the job.
+def read_to_device(read: DeviceRead) -> Job | None:
+    """Read into device memory; on return all elements are there.
+
+    Gives the job; None, with nothing read, if the host has to scatter.
 
     Raises
     ------
@@ -202,23 +204,6 @@ def read_to_device(read: DeviceRead) -> Job:
         The device failed or has not enough memory, or it failed before in a way that a
         process cannot recover from. If it failed of damage, that is raised instead.
     """
-    job = _read_there(read)
-    if job is not None:
-        return job
-    jobs: list[Job] = []
-
-    def read_here(results: Sequence[Any]) -> None:
-        jobs.append(
-            host_job(read.source, read.selections, results, read.tally, read.damage)
-        )
-        execute(jobs)
-
-    read_by_host(read_here, read.outputs, read.device, read.entries)
-    return jobs[0]
-
-
-def _read_there(read: DeviceRead) -> Job | None:
-    """As `read_to_device`; None if the host has to scatter."""
     job = device_job(read)
     if job is None:
         return None

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 import gpushard
 from gpushard.devices import sink
+from gpushard.devices.by_host import read_by_host
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.fetching.job import Job
+from gpushard.reading.read import execute
+from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting.selection import Selection
 
@@ -43,9 +46,22 @@ def read_on_device(
         source = array.source
         if source.options.placement != placement:
             source = replace(source, options=source.options.but(placement=placement))
-        job = read_to_device(DeviceRead(source, selections, outputs, device, Tally()))
+        read = DeviceRead(source, selections, outputs, device, Tally())
+        job = read_to_device(read) or _read_by_host(read)
     results = [
         buffer.read().view(wanted).reshape(out.shape)
         for buffer, out in zip(buffers, outs, strict=True)
     ]
     return results, job
+
+
+def _read_by_host(read: DeviceRead) -> Job:
+    """What the device does not scatter, read as for users of `gpushard.Array`."""
+    jobs: list[Job] = []
+
+    def read_here(results: Sequence[NDArray[Any]]) -> None:
+        jobs.append(host_job(read.source, read.selections, results, read.tally))
+        execute(jobs)
+
+    read_by_host(read_here, read.outputs, read.device, read.entries)
+    return jobs[0]
