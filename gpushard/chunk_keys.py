@@ -6,9 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 # No coordinate has more digits, and Python refuses to parse thousands of them.
 _NUMBER = re.compile("-?[0-9]{1,19}")
 
@@ -43,15 +40,6 @@ class ChunkKeys:
         if self.kind == "v2":
             return text or "0"
         return f"c{self.separator}{text}" if text else "c"
-
-    def keys(self, coordinates: NDArray[np.int64]) -> list[str]:
-        """Keys of the objects at `coordinates`: int64, shape (n_objects, n_axes)."""
-        if not coordinates.shape[1]:
-            return [self.key(())] * len(coordinates)
-        axes = (coordinates + np.array(self.offset or 0)).T
-        numbers = zip(*(map(str, axis.tolist()) for axis in axes), strict=True)
-        start = self.start
-        return [start + self.separator.join(some) for some in numbers]
 
     def stored_coordinates(self, key: str, ndim: int) -> tuple[int, ...] | None:
         """Coordinates in a key below the array; None if the key has none."""

@@ -8,7 +8,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpushard.layout import ArrayLayout
 from gpushard.options import KIB
@@ -150,11 +149,6 @@ class StoredArray:
     def key(self, coordinate: tuple[int, ...]) -> str:
         """Key of the stored object at `coordinate` of the chunk grid."""
         return self.layout.key_prefix + self.layout.keys.key(coordinate)
-
-    def keys(self, coordinates: NDArray[np.int64]) -> list[str]:
-        """Keys of the stored objects at `coordinates`: int64, (n_objects, n_axes)."""
-        prefix = self.layout.key_prefix
-        return [prefix + key for key in self.layout.keys.keys(coordinates)]
 
     @cached_property
     def inverse_order(self) -> tuple[int, ...] | None:

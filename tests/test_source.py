@@ -155,14 +155,6 @@ def test_the_key_of_a_stored_object_lies_below_the_array(path, keys, key):
     assert source_of(plain_layout(path=path, keys=keys)).key((1, 0)) == key
 
 
-@pytest.mark.parametrize("kind", ["default", "v2", "draft"])
-@pytest.mark.parametrize("coordinates", [[[1, 0], [0, 12]], [[], []]])
-def test_keys_of_several_objects_are_those_of_each(kind, coordinates):
-    at = np.array(coordinates, np.int64)
-    for keys in (ChunkKeys(kind, "."), ChunkKeys(kind, "/", (7, 3)[: at.shape[1]])):
-        assert keys.keys(at) == [keys.key(tuple(one)) for one in coordinates]
-
-
 @pytest.mark.parametrize(
     ("before", "outer_order", "strides"),
     [
