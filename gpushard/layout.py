@@ -204,7 +204,6 @@ class ShardLevel:
     index_location: Literal["start", "end"]
     index_chain: CodecChain
     index_size: IndexSize
-    json_path: str = ""
 
     def index_nbytes(self, n_entries: int) -> int:
         """Encoded size of an index of `n_entries`."""

@@ -64,13 +64,11 @@ class HostPipeline:
 
     Attributes
     ----------
-    dtype
-        Data type of the decoded elements, native byte order.
     bytes_codecs
         Bytes-to-bytes codecs, in encoding order.
     is_raw
         Whether a payload is nothing but elements: a range of its bytes is a range of
-        elements, viewed as `stored_dtype` and cast to `dtype`.
+        elements, viewed as `stored_dtype`.
     has_plain_elements
         Whether the bytes-to-bytes codecs decode to nothing but elements.
     decodes_ranges
@@ -89,7 +87,6 @@ class HostPipeline:
         bytes_codecs: tuple[BytesCodec, ...],
         largest_nbytes: int = DEFAULT.max_chunk_nbytes,
     ) -> None:
-        self.dtype = dtype
         self.bytes_codecs = bytes_codecs
         self._array_part = array_part
         self._largest_nbytes = largest_nbytes

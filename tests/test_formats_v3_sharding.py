@@ -30,7 +30,6 @@ def test_a_sharding_codec_is_a_level():
     assert level.axis_order == (0, 1)
     assert level.index_location == "start"
     assert level.index_nbytes(4) == 16 * 4 + 4
-    assert level.json_path == "codecs[0]"
     assert [spec.name for spec in level.index_chain.bytes_bytes] == ["crc32c"]
     assert layout.chain.array_bytes.json_path == "codecs[0].configuration.codecs[0]"
     assert (layout.chunks, layout.shards) == ((2, 3), (4, 6))
@@ -155,7 +154,6 @@ def test_nested_levels_keep_their_own_index():
     assert (outer.index_location, within.index_location) == ("end", "start")
     trailers = [at.index_size.trailer_nbytes for at in (outer, within)]
     assert trailers == [4, 0]
-    assert within.json_path == "codecs[0].configuration.codecs[0]"
     assert [axis.cell for axis in layout.inner_axes] == [2, 1]
     assert layout.chunks == (4, 3)
     refused(

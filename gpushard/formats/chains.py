@@ -202,7 +202,7 @@ def _parse_sharding(
     index_chain, size = _parse_index_codecs(named, len(chunk_shape))
     _check_index_size(named, chunk_shape, size, decoded, options)
     order = tuple(range(len(chunk_shape)))
-    level = ShardLevel(chunk_shape, order, location, index_chain, size, spec.json_path)
+    level = ShardLevel(chunk_shape, order, location, index_chain, size)
     within = Decoded(tuple((n,) for n in chunk_shape), decoded.data_type)
     path = named.at("codecs")
     inner = parse_chain(named.required("codecs"), path, within, options, depth + 1)

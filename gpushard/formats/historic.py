@@ -133,7 +133,6 @@ def _level(
         index_location="end",
         index_chain=_INDEX_CHAIN,
         index_size=_INDEX_SIZE,
-        json_path=sharding.json_path,
     )
 
 

@@ -47,7 +47,6 @@ class ShardMap:
     """
 
     key: str
-    coordinate: tuple[int, ...]
     chunks: StoredChunks
     use: ByteUse
     decoded_nbytes: int
@@ -115,7 +114,6 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
         order = order_name(use.order, index_shape)
     return ShardMap(
         contents.key,
-        coordinate,
         chunks,
         use,
         decoded,
