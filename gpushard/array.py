@@ -270,7 +270,7 @@ class Array(DescribedArray):
 
         with self._naming:
             policy = DamagePolicy(manner.errors, self.source.layout.inner_grid)
-        return policy.over(read, stacklevel=3)
+        return policy.over(read)
 
     def _named(self) -> AbstractContextManager[None]:
         return self._naming

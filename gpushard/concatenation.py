@@ -218,7 +218,7 @@ class ConcatArray(NumpyLike):
                 shares = self._into(chosen, arrays, manner.memory_limit)
                 read_joined(shares, Tally(), damage)
 
-        policy.over(read, stacklevel=3)
+        policy.over(read)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
 
     def explain(self, selection: Any = ...) -> ReadReport:

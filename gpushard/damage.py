@@ -224,25 +224,24 @@ class DamagePolicy:
                 got=repr(errors),
             )
 
-    def over(self, read: Callable[[Damage], _Result], *, stacklevel: int) -> _Result:
+    def over(self, read: Callable[[Damage], _Result]) -> _Result:
         """Result of `read`, which is given what happens at damaged inner chunks.
 
-        What the caller's function raises comes out as it is. `stacklevel` is that of
-        the warning after "fill".
+        What the caller's function raises comes out as it is.
         """
         try:
             result = read(self.damage)
         except _CallableError as error:
             raised = error.raised
         else:
-            self._warn(stacklevel=stacklevel + 1)
+            self._warn()
             return result
         try:
             raise raised
         finally:
             del raised  # an error that refers to its own frame waits for the collector
 
-    def _warn(self, *, stacklevel: int) -> None:
+    def _warn(self) -> None:
         """Warn if "fill" replaced inner chunks, since nothing else would show it."""
         summary = self._summary
         if summary is None or summary.first is None:
@@ -251,7 +250,7 @@ class DamagePolicy:
             f"{summary.n_errors} damaged inner chunks were replaced by the fill value, "
             f"the first of them because: {summary.first}",
             DamageWarning,
-            stacklevel=stacklevel + 1,
+            stacklevel=5,  # who called `read` or `read_many` of an array
         )
 
 

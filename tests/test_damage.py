@@ -225,7 +225,7 @@ def test_fill_warns_of_the_first_of_several_damaged_inner_chunks():
         return "read"
 
     with pytest.warns(DamageWarning, match="^3 damaged .*because: damage 2"):
-        assert DamagePolicy("fill", (4,)).over(read, stacklevel=1) == "read"
+        assert DamagePolicy("fill", (4,)).over(read) == "read"
 
 
 @pytest.mark.parametrize("way", WAYS)

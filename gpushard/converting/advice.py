@@ -187,19 +187,20 @@ def _better_coding(
             " all"
         )
         return coding, "keep"
+    better = f"blosc-{_DEFAULT}" if "blosc" in coding else _DEFAULT
     if coding not in RATES:
         reasons.append(
             f"no kernel decodes {coding}, so the host does and copies; {_DEFAULT} is"
             f" decoded at about {_gigabytes(_DEFAULT)} {_basis(_DEFAULT)}"
         )
-        return (_DEFAULT, _DEFAULT) if "blosc" not in coding else _blosc("zstd")
+        return better, better
     if coding in _SLOW:
         reasons.append(
             f"{coding} is decoded at about {_gigabytes(coding)} {_basis(coding)},"
             f" {_DEFAULT} at {_gigabytes(_DEFAULT)} {_basis(_DEFAULT)}, and packs as"
             " tightly"
         )
-        return _blosc("zstd") if "blosc" in coding else (_DEFAULT, _DEFAULT)
+        return better, better
     _note_bottleneck(coding, ratio, reasons)
     return coding, "keep"
 
@@ -213,10 +214,6 @@ def _note_bottleneck(coding: str, ratio: float, reasons: list[str]) -> None:
         f"{coding} {told} arrives at {arriving / 1e9:.0f} GB/s of elements at most [g],"
         f" and is decoded at {_gigabytes(coding)} {_basis(coding)}: the bound of a read"
     )
-
-
-def _blosc(compressor: str) -> tuple[str, str]:
-    return f"blosc-{compressor}", f"blosc-{compressor}"
 
 
 def _better_chunks(
