@@ -55,8 +55,8 @@ class RawServer:
     ----------
     requests
         Every request so far.
-    n_connections, n_sent
-        How many connections were accepted, and how many bytes were sent.
+    n_connections
+        How many connections were accepted.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RawServer:
         self._tls = tls
         self._connected: list[socket.socket] = []
         self.requests: list[bytes] = []
-        self.n_connections = self.n_sent = 0
+        self.n_connections = 0
 
     @property
     def url(self) -> str:
@@ -135,5 +135,4 @@ class RawServer:
             if piece is None:
                 return False
             connection.sendall(piece)
-            self.n_sent += len(piece)
         return True

@@ -49,10 +49,6 @@ def test_they_are_read_and_written_out_like_any_dictionary(node):
     assert attrs | {"x": 1} == {**ATTRIBUTES, "x": 1}
 
 
-def repickled(attrs):
-    return pickle.loads(pickle.dumps(attrs))
-
-
 @pytest.mark.parametrize(
     "copied",
     [

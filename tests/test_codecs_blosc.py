@@ -19,7 +19,6 @@ from gpushard.codecs.base import BytesCodec
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec
 
-BYTE = np.dtype(np.uint8)
 CNAMES = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"]
 WALKED = ["lz4", "lz4hc", "zlib", "zstd"]
 

@@ -16,7 +16,6 @@ from gpushard.errors import ChecksumError, CorruptShardError, MetadataError
 from gpushard.layout import CodecSpec
 from spec_shards import document, opened, shard_of, sharding
 
-BYTE = np.dtype(np.uint8)
 RAW = np.cumsum(np.arange(3000) % 7).astype("<i4").tobytes()
 
 

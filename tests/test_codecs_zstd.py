@@ -18,7 +18,6 @@ from gpushard.codecs.base import BytesCodec
 from gpushard.errors import ChecksumError, CorruptShardError
 from gpushard.layout import CodecSpec
 
-BYTE = np.dtype(np.uint8)
 RAW = np.arange(1000, dtype="<i4").tobytes()
 
 

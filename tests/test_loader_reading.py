@@ -145,7 +145,6 @@ def test_a_read_is_ready_to_be_decoded_before_the_one_ahead_is_over(
 def planned(tmp_path, monkeypatch):
     """Rows that two threads decode in compiled loops: their reader, and its plans."""
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
-    pytest.importorskip("cffi", reason="they call zstandard's C interface through cffi")
     monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
     monkeypatch.setattr(job, "SMALLEST_SHARE_NBYTES", 1)
     z = zarr.create_array(
