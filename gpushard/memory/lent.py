@@ -45,17 +45,13 @@ class Lender:
 
     Parameters
     ----------
-    n_kept
-        Most pieces of memory to keep; of more, those that came back first are dropped.
     most_nbytes
         Size of the largest piece that is lent.
     """
 
-    def __init__(
-        self, n_kept: int = _MOST_KEPT, most_nbytes: int = _MOST_NBYTES
-    ) -> None:
+    def __init__(self, most_nbytes: int = _MOST_NBYTES) -> None:
         self._most_nbytes = most_nbytes
-        self._back: deque[_Loan] = deque(maxlen=n_kept)
+        self._back: deque[_Loan] = deque(maxlen=_MOST_KEPT)
 
     def take(self, nbytes: int) -> NDArray[np.uint8] | None:
         """Memory of any content: uint8, host, at least `nbytes`, on a cache line.
