@@ -195,10 +195,8 @@ class Encoder:
         """The region's bytes after a change, without codecs around a whole object."""
         if change is not None and change.part.covers(region.extents):
             stored = None
-        if region.is_inner_chunk:
+        if region.is_inner_chunk and change is not None:  # a shard may have no change
             encoded = None if stored is None else stored[:]
-            if change is None:
-                return None if encoded is None else [encoded]
             changed = self._changed([0], [(region, encoded, change)])
             return [p for done in changed for p in done.encoded.items()] or None
         shard = None if stored is None else StoredShard.parse(region, stored)

@@ -180,8 +180,6 @@ def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
     """Whether an inner chunk holds only the fill value, bit for bit."""
     if chunk.dtype.kind in "OT":
         return bool(np.all(chunk == fill_value))
-    if not chunk.size:
-        return True
     stored = fill_value.tobytes()
     # A scalar of text lacks the zeros behind its last character.
     if chunk.flat[:1].tobytes() != stored:
