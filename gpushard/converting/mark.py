@@ -164,8 +164,6 @@ def takes_mark(store: Store) -> bool:
 
 def has_mark(store: Store, place: str) -> bool:
     """Whether there is a mark at `place`, as far as the store lets anybody look."""
-    if not takes_mark(store):
-        return False
     try:
         return store.read([ByteRequest(join(place, NAME), 0, 1)])[0] is not None
     except StoreError:  # a server may refuse names that begin with a dot
