@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from zarr.core.buffer import NDBuffer
 
-    from gpushard.devices.base import Device
     from gpushard.integrations.zarr.arrays import Batch
     from gpushard.layout import ArrayLayout
 
@@ -92,9 +91,7 @@ def _read_into(
         return
     from gpushard.devices.reading import read_on_device
 
-    device = _device(array.device.id)
-    if device is not None:
-        read_on_device(source, request, device)
+    read_on_device(source, request, _device(array.device.id))
 
 
 def _statuses(source: Source, entries: Sequence[Entry]) -> Statuses:
@@ -106,5 +103,5 @@ def _statuses(source: Source, entries: Sequence[Entry]) -> Statuses:
     )
 
 
-def _device(ordinal: int) -> Device | None:
+def _device(ordinal: int) -> Any:  # never None: only "auto" and "cpu" mean the host
     return find_device(f"cuda:{ordinal}").device
