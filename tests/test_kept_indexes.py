@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpushard
+from gpushard.memory import known
 from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
 from gpushard.planning.index import ShardIndex
@@ -169,6 +170,17 @@ def test_indexes_that_are_kept_fit_the_memory_for_them_and_the_latest_stay():
     assert cache.read_at_s((4,)) == cache.read_at_s((5,)) == one.read_at_s
     cache.put((4,), kept(1000))  # read anew, so when it was read before does not count
     assert cache.read_at_s((4,)) is None
+
+
+def test_of_the_indexes_that_were_dropped_only_the_latest_are_remembered(monkeypatch):
+    monkeypatch.setattr(known, "_MOST_DROPPED", 2)
+    empty = ShardIndex(*np.zeros((2, 0), np.int64), np.zeros(0, np.uint8), None)
+    cache = IndexCache(1000)
+    for key in [(0,), (1,), (2,), (3,)]:
+        cache.put(key, KnownIndex(empty, 0))
+        cache.drop_shard(key)
+    remembered = [key for key in range(4) if cache.read_at_s((key,)) is not None]
+    assert remembered == [2, 3]
 
 
 def test_an_index_that_is_dropped_while_it_is_looked_for_is_found_all_the_same():

@@ -146,6 +146,14 @@ def test_a_group_opened_as_an_array_names_what_lies_below():
         load_array(DocumentStore(objects), "g")
 
 
+def test_a_group_opened_as_an_array_names_a_few_of_many_arrays_below():
+    objects = {f"g/a{k}/zarr.json": ARRAY for k in range(9)}
+    with pytest.raises(MetadataError) as caught:
+        load_array(DocumentStore({"g/zarr.json": GROUP} | objects), "g")
+    first_eight = " or ".join(f"a{k}" for k in range(8))
+    assert caught.value.hint == f"open {first_eight} or ..."
+
+
 def test_a_group_that_cannot_list_still_says_that_it_is_a_group():
     store = DocumentStore({"zarr.json": GROUP}, can_list=False)
     with pytest.raises(MetadataError, match="root of the store is a group"):
