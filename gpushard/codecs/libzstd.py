@@ -86,11 +86,8 @@ def new_context(lib: Any) -> int:
     return context
 
 
-def label() -> str:
-    """Name of the library in a report; empty if there is none."""
-    lib = find()
-    if lib is None:
-        return ""
+def label(lib: Any) -> str:
+    """Name of the library in a report."""
     number = lib.ZSTD_versionNumber()
     return f"libzstd {number // 10000}.{number // 100 % 100}.{number % 100}"
 

@@ -276,6 +276,7 @@ def _walk_blocks(encoded: memoryview, start: int) -> tuple[int, int]:
 def from_spec(spec: CodecSpec) -> ZstdCodec:
     """Decoder for one entry of `codecs`; level and checksum do not affect decoding."""
     label = library_label("zstandard")
-    if libzstd.find() is not None:
-        label += f", {libzstd.label()} from {libzstd.LARGE_NBYTES // KIB} KiB on"
+    lib = libzstd.find()
+    if lib is not None:
+        label += f", {libzstd.label(lib)} from {libzstd.LARGE_NBYTES // KIB} KiB on"
     return ZstdCodec(spec.name, label)

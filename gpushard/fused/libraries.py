@@ -85,7 +85,7 @@ def _system_zstd() -> Library | None:
     def make_context() -> tuple[int, Any]:
         return _owned(libzstd.new_context(lib), lib.ZSTD_freeDCtx)
 
-    name = f"{libzstd.label()} of the system"
+    name = f"{libzstd.label(lib)} of the system"
     reset, part = map(function_address, libzstd.of_parts(lib) or (None, None))
     return Library(
         name, ZSTD, function_address(lib.ZSTD_decompressDCtx), reset, part, make_context
