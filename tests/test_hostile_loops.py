@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import gpushard
 from array_strategies import codec
-from asked_store import put
+from asked_store import AskedStore, put
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
 from gpushard.fused.single import SingleReader
@@ -90,6 +91,27 @@ def test_a_checksum_around_a_shard_is_verified_on_every_way(way, tmp_path, monke
     for key in keys:
         with pytest.raises(gpushard.CorruptShardError, match="checksum"):
             b[key]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [FUSED, FUSED.but(compile_nbytes=2**62), FUSED.but(small_read_chunks=8)],
+    ids=["loops", "general", "small"],
+)
+def test_elements_that_an_answer_leaves_out_are_not_made_up(options, tmp_path):
+    class Shortening(AskedStore):
+        """A faulty store: it tells the right size of an object, and gives less."""
+
+        def read(self, requests: Any) -> Any:
+            answers = super().read(requests)
+            return [answer._replace(data=answer.data[:-3]) for answer in answers]
+
+    choice._load()
+    place = put(tmp_path, document((N,), (N,), LITTLE), c_0=b"x" * N)
+    a = gpushard.open_array(Shortening(place), device="cpu", options=options)
+    for key, got in [(np.s_[:], f"{N - 3} of {N}"), (np.s_[5:9], "1 of 4")]:
+        with pytest.raises(gpushard.CorruptShardError, match=f"got {got} bytes"):
+            a[key]
 
 
 @pytest.mark.parametrize("way", ["whole", "requests", "short", "single"])

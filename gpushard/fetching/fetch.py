@@ -178,7 +178,8 @@ def fetch_objects(
     Raises
     ------
     CorruptShardError
-        An object of uncompressed elements has another size than these.
+        An object of uncompressed elements has another size than these, or fewer bytes
+        came than its size tells.
     """
     if source.raw_strides is None:
         answers = source.read(requests)
@@ -213,6 +214,15 @@ def _checked_raw(
             expected=f"{expected} bytes",
             got="more bytes" if got is None else f"{got} bytes",
             hint=f"the object is damaged: {RESTORE}",
+        )
+    if len(answer.data) < wanted:  # of an object that is cut off just now, say
+        raise CorruptShardError(
+            "an uncompressed chunk ends before its last element",
+            array_path=source.layout.path,
+            shard_key=request.key,
+            expected=f"bytes {request.start} to {request.stop}",
+            got=f"{len(answer.data)} of {wanted} bytes",
+            hint="read again; if that does not help, see what the store answers",
         )
     return answer.data[:wanted]
 
