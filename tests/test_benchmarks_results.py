@@ -13,7 +13,7 @@ from benchmarks.contenders import gpushard_cpu
 from gpushard.fused import machine_code
 
 RESULTS = Path(command.__file__).parent / "results"
-TABLE = RESULTS / "2026-11-28-full-64MiB-epyc-evening.json"
+TABLE = RESULTS / "2026-11-28-full-64MiB-epyc-night.json"
 
 
 def refusal(capsys, *arguments) -> str:
