@@ -49,7 +49,7 @@ def test_the_document_is_the_one_that_zarr_writes(arguments, tmp_path):
     arguments = PLAIN | arguments
     gpushard.create_array(tmp_path / "ours", **arguments)
     shapes = {
-        name: (value,) if isinstance(value, int) else tuple(value)
+        name: (value,) if isinstance(value, int) else tuple(map(int, value))
         for name, value in arguments.items()
         if name in ("shape", "chunks", "shards") and not isinstance(value, dict | None)
     }

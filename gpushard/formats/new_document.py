@@ -159,5 +159,7 @@ def _plain(shape: Any) -> Any:
     """A shape as zarr takes it: a tuple, or its own mapping for shards."""
     if shape is None or isinstance(shape, Mapping | str):
         return shape
-    is_list = hasattr(shape, "__iter__") and getattr(shape, "ndim", 1) > 0
-    return tuple(shape) if is_list else (shape,)
+    # Older releases of zarr take no numbers of NumPy.
+    if isinstance(shape, np.ndarray | np.integer):
+        shape = shape.tolist()
+    return tuple(shape) if hasattr(shape, "__iter__") else (shape,)
