@@ -24,6 +24,7 @@ def _without_cupy(monkeypatch):
 @pytest.mark.skipif(not machine_code.can_run(), reason="no code is kept on this system")
 def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "installed", {"numba": "1.0"}.get)
+    monkeypatch.setattr(diagnosis, "import_numba", lambda: None)
     for place, told in ((tmp_path / "code.bin", str(tmp_path)), (None, None)):
         monkeypatch.setattr(kept_code, "kept_file", lambda place=place: place)
         facts = run_json("doctor")
@@ -34,6 +35,7 @@ def test_doctor_tells_where_loops_are_kept_or_what_to_do(monkeypatch, tmp_path):
 @pytest.mark.skipif(not machine_code.can_run(), reason="no code is kept on this system")
 def test_doctor_tells_whether_the_loops_are_compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(diagnosis, "installed", lambda _: "1.0")
+    monkeypatch.setattr(diagnosis, "import_numba", lambda: None)
     monkeypatch.setattr(kept_code, "kept_file", lambda: tmp_path / "code.bin")
     assert run_json("doctor")["loops are compiled"] is False
     assert f"{tmp_path}, not compiled yet" in run("doctor").stdout

@@ -10,7 +10,7 @@ import pytest
 
 import gpushard
 from damaged_arrays import WAYS, on_host, opened
-from hostile_shards import ELEMENTS, Hostile, N, all_rows
+from hostile_shards import ELEMENTS, PART, Hostile, N, all_rows
 from spec_shards import EMPTY, LITTLE, document, index_of, shard_of, sharding
 from zarr_oracle import held
 
@@ -54,9 +54,9 @@ def test_a_hostile_inner_chunk_is_an_error_that_names_its_shard(way, tmp_path):
     surprises = []
     for k, hostile in enumerate(ROWS):
         a = opened(place_of(hostile, tmp_path / f"{k}"), way)
-        for key in (np.s_[:N], np.s_[5:9], ...):
+        for key in (np.s_[:N], PART, ...):
             came = outcome(a, key)
-            if came not in ("error", *hostile.outcomes):
+            if not hostile.may_give(came, key):
                 surprises.append((hostile.row, key, came))
     assert not surprises
 
