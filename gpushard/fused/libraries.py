@@ -95,7 +95,7 @@ def _system_zstd() -> Library | None:
 def _wheel_zstd() -> Library | None:
     try:
         from zstandard import backend_cffi
-    except ImportError:  # zstandard is installed without cffi
+    except ImportError:  # zstandard was built without its cffi backend
         return None
     backend: Any = backend_cffi
     ffi, lib = backend.ffi, backend.lib
