@@ -217,7 +217,7 @@ class Array(DescribedArray):
         source = self.source
         requests = [ByteRequest(source.layout.key_prefix + name) for name in DOCUMENTS]
         with self._naming:
-            found = source.store.read(requests)
+            found = source.read(requests)
         versions = [answer and answer.version for answer in found]
         what = replace(source.layout, attributes={}).digest()
         return "gpushard", source.store.url, self.path, self.device, what, versions

@@ -22,6 +22,7 @@ from gpushard.options import KIB, Options, ReadOptions
 from gpushard.pipeline import HostPipeline, NoRoomError
 from gpushard.stored import FACTS, StoredArray
 from gpushard.stores.base import ByteRequest, Fetched, Store
+from gpushard.stores.checks import checked
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
 
@@ -179,8 +180,9 @@ class Source(StoredArray):
         return other
 
     def read(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
-        """Answers of the store."""
-        return self.store.read(self.room.note_fetched(requests))
+        """Answers of the store, as `checked` lets them pass."""
+        asked = self.room.note_fetched(requests)
+        return checked(self.store, asked, self.store.read(asked))
 
     def decode(
         self,

@@ -26,7 +26,7 @@ def known_indexes(source: Source, keys: Mapping[Coordinate, str]) -> Known:
     known: Known = {shard: known_index(source, shard, keys[shard]) for shard in keys}
     if None in known.values():
         unknown = {shard: keys[shard] for shard in keys if known[shard] is None}
-        answers = source.store.read(
+        answers = source.read(
             [index_request(source, shard, key) for shard, key in unknown.items()]
         )
         for (shard, key), answer in zip(unknown.items(), answers, strict=True):

@@ -62,7 +62,7 @@ def refuse_replaced(
         if known.read_at_s < began_at_s and not source.store.current_version(key)[0]
     ]
     if requests:
-        source.store.read(requests)
+        source.read(requests)
     return len(requests)
 
 

@@ -117,7 +117,7 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
 def _unsharded(source: Source, coordinates: Sequence[Coordinate]) -> list[Contents]:
     """Contents of objects that are one inner chunk each."""
     keys = [source.key(coordinate) for coordinate in coordinates]
-    answers = source.store.read([ByteRequest(key, 0, 1) for key in keys])
+    answers = source.read([ByteRequest(key, 0, 1) for key in keys])
     found: list[Contents] = []
     for coordinate, key, answer in zip(coordinates, keys, answers, strict=True):
         if answer is None:

@@ -196,7 +196,7 @@ def _read_unchanged(
             key = source.key(coordinate)
             if now == _GONE:
                 # The store of a rolling array raises if the window has left the shard.
-                source.store.read([ByteRequest(key, 0, 1)])
+                source.read([ByteRequest(key, 0, 1)])
                 raise deleted(source, key)
             if is_last:
                 raise replaced(source, key)
@@ -217,7 +217,7 @@ def _versions(
         unknown = [
             k for k, (is_known, _) in zip(keys, current, strict=True) if not is_known
         ]
-        answers = iter(store.read([ByteRequest(key, 0, 1) for key in unknown]))
+        answers = iter(source.read([ByteRequest(key, 0, 1) for key in unknown]))
         for is_known, version in current:
             if is_known:
                 yield _GONE if version is None else (True, version)

@@ -91,8 +91,9 @@ class Fetched(NamedTuple):
     Attributes
     ----------
     data
-        uint8, shape (n_bytes,), host. May be read-only. If the range reaches past the
-        end of the object, only the existing bytes.
+        uint8, shape (n_bytes,), host, contiguous. May be read-only, and does not change
+        any more. If the range reaches past the end of the object, only the existing
+        bytes.
     object_nbytes
         Size of the whole object, or None if the store does not tell it.
     version

@@ -97,7 +97,7 @@ def _read_into(
 def _statuses(source: Source, entries: Sequence[Entry]) -> Statuses:
     """Whether each chunk is stored; the store is asked after the read."""
     requests = [ByteRequest(source.key(entry.coordinate), 0, 1) for entry in entries]
-    answers = source.store.read(requests)
+    answers = source.read(requests)
     return tuple(
         {"status": "missing" if answer is None else "present"} for answer in answers
     )
