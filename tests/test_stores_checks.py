@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpushard
-from asked_store import AskedStore, put
+from asked_store import BY_PRICE, AskedStore, put
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
@@ -20,7 +20,7 @@ from gpushard.fused import choice
 from gpushard.selecting.selection import whole
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.checks import checked
-from spec_shards import LITTLE, document, shard_of, sharding
+from spec_shards import LITTLE, document, index_of, shard_of, sharding
 
 N = 64
 BYTES = bytes(range(1, N + 1))
@@ -153,3 +153,29 @@ def test_bytes_of_another_version_are_not_those_asked_for(tmp_path):
     request = ByteRequest("c/0", 0, 1, "old")
     untold = Fetched(np.zeros(1, np.uint8), None, None)
     assert checked(store, [request], [untold]) == [untold]
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-16], lambda d: np.append(d, d[:16])])
+@pytest.mark.parametrize("errors", ["raise", "fill"])
+def test_a_whole_object_has_as_many_bytes_as_its_size_tells(tmp_path, errors, change):
+    """Other bytes have an index without a checksum that names other inner chunks."""
+    inside = sharding((N // 4,), index_codecs=[LITTLE])
+    entries = [(first, N // 4) for first in range(0, N, N // 4)]
+    shard = BYTES + index_of(entries, checksum=False)
+    place = put(tmp_path, document((N,), (N,), inside), c_0=shard)
+    store = Answering(place, BY_PRICE)
+    options = gpushard.Options(whole_object_fraction=0.25)
+    a = gpushard.open_array(store, device="cpu", options=options)
+    store.change = lambda answers: [
+        one._replace(data=change(one.data)) for one in answers
+    ]
+    for quarter in range(4):
+        key = np.s_[quarter * N // 4 : (quarter + 1) * N // 4]
+        if errors == "fill":
+            with pytest.warns(gpushard.DamageWarning, match="than a whole object"):
+                assert not a.read(key, errors=errors).any()
+            continue
+        with pytest.raises(gpushard.CorruptShardError, match="than a whole object"):
+            a[key]
+    store.change = tuple
+    assert a[:].tobytes() == BYTES

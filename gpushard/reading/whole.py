@@ -285,10 +285,39 @@ def held(source: Source, objects: dict[str, Fetched | None]) -> Source:
     )
 
 
+def _refuse_cut_off(source: Source, coordinate: Coordinate, answer: Fetched) -> None:
+    """Refuse an object with other bytes than its size tells, unless it was cut here.
+
+    An index at its end would be read from the wrong place, and may have no checksum.
+    """
+    told, n_bytes = answer.object_nbytes, len(answer.data)
+    if told is None or n_bytes == told:
+        return
+    if told > n_bytes > most_fetched(source, coordinate):
+        return
+    raise CorruptShardError(
+        "the store answered with other bytes than a whole object",
+        array_path=source.layout.path,
+        shard_key=source.key(coordinate),
+        expected=f"{told} bytes",
+        got=f"{n_bytes} bytes",
+        hint="read again; if that does not help, see what the store answers",
+    )
+
+
 def unwrapped(
     source: Source, coordinate: Coordinate, answer: Fetched | None
 ) -> Fetched | None:
-    """The shard inside an object, with the codecs around it undone."""
+    """The shard inside an object, with the codecs around it undone.
+
+    Raises
+    ------
+    CorruptShardError
+        The codecs refuse the bytes, or these are not as many as the object's size
+        tells.
+    """
+    if answer is not None:
+        _refuse_cut_off(source, coordinate, answer)
     if answer is None or not source.layout.object_codecs:
         return answer
     data = answer.data
