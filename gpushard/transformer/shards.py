@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gpushard.errors import CorruptShardError, GpushardError
+from gpushard.errors import CorruptShardError, GpushardError, StoreError
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.stores.key_value import KeyRange, KeyValueStore
 from gpushard.transformer.keys import ChunkPlace, ShardKeys
@@ -32,7 +32,7 @@ class Shards:
         spans: Sequence[KeyRange] = [(key, (-nbytes, None)) for key in keys]
         if not spans and not others:
             return {}, ()
-        answers = self._below.get_partial_values([*spans, *others])
+        answers = self._values([*spans, *others])
         found = zip(keys, answers, strict=False)
         indexes = {
             key: _parsed(data, key, nbytes) for key, data in found if data is not None
@@ -44,16 +44,31 @@ class Shards:
         wanted = [*spans]
         if not wanted:
             return ()
-        chunks: Sequence[bytes | None] = self._below.get_partial_values(wanted)
+        chunks = self._values(wanted)
         for (key, (_, nbytes)), data in zip(wanted, chunks, strict=True):
-            if data is None or len(data) != nbytes:
+            if data is None or _n_bytes(data) != nbytes:
                 raise CorruptShardError(
                     "a chunk does not lie within its shard",
                     shard_key=key,
                     expected=f"{nbytes} bytes",
-                    got="no shard" if data is None else f"{len(data)} bytes",
+                    got="no shard" if data is None else f"{_n_bytes(data)} bytes",
                 )
         return [data for data in chunks if data is not None]
+
+    def _values(self, spans: Sequence[KeyRange]) -> Sequence[bytes | None]:
+        """Answers of the store below; without one, a shard would count as missing.
+
+        A write to a part of it would then lose the others.
+        """
+        values = self._below.get_partial_values(spans)
+        if len(values) != len(spans):
+            raise StoreError(
+                "the store answered another number of requests than it was asked",
+                expected=f"{len(spans)} values",
+                got=f"{len(values)} values",
+                hint="correct get_partial_values of the store",
+            )
+        return values
 
     def change(self, changes: Mapping[str, Mapping[int, bytes | None]]) -> None:
         """Write shards with changed chunks; None erases a chunk."""
@@ -91,13 +106,18 @@ class Shards:
         return held
 
 
+def _n_bytes(data: bytes) -> int:
+    """Number of bytes, also of what a store answers with instead of `bytes`."""
+    return memoryview(data).nbytes
+
+
 def _parsed(data: bytes, shard_key: str, nbytes: int) -> ShardIndex:
-    if len(data) != nbytes:
+    if _n_bytes(data) != nbytes:
         raise CorruptShardError(
             "the shard is too short to hold its index",
             shard_key=shard_key,
             expected=f"{nbytes} bytes or more",
-            got=f"{len(data)} bytes",
+            got=f"{_n_bytes(data)} bytes",
         )
     entries = np.frombuffer(data, "<u8").astype(np.uint64).reshape(-1, 2)
     index = parse_index(entries, nbytes=None)
