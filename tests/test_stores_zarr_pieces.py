@@ -102,6 +102,19 @@ def test_pieces_of_no_object_are_none(asked):
     assert far(Noting({})).read([ByteRequest("k", *asked, piece_nbytes=P)]) == [None]
 
 
+@pytest.mark.parametrize("nbytes", [None, "1000", 1000.0, -1])
+@pytest.mark.parametrize("asked", [(), (-400,), (0, 1000)])
+def test_what_is_no_size_tells_nothing(asked, nbytes):
+    class Mistelling(Noting):
+        async def getsize(self, key: str) -> Any:
+            return nbytes
+
+    request = ByteRequest("k", *asked, piece_nbytes=P)
+    (answer,) = far(Mistelling({"k": BODY})).read([request])
+    assert answer is not None
+    assert answer.data.tobytes() == of(BODY, asked)
+
+
 @pytest.mark.parametrize("failing", [{3}, {0}, {0, 1}])
 def test_a_piece_that_fails_is_asked_for_with_all_others_at_once(failing):
     store = Noting({"k": BODY}, failing)

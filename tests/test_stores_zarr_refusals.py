@@ -136,6 +136,20 @@ def test_a_store_that_failed_for_a_moment_is_asked_as_before(asked):
     assert inside.n_sizes == 1
 
 
+@pytest.mark.parametrize("nbytes", [None, "20", 20.0, -1])
+@pytest.mark.parametrize("asked", [{"start": -20}, {"stop": 5000}, {}])
+def test_the_first_failure_is_told_where_a_store_tells_no_size(asked, nbytes):
+    class Mistelling(MemoryStore):
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            raise OSError("out of order")
+
+        async def getsize(self, key: str) -> Any:
+            return nbytes
+
+    with pytest.raises(StoreError, match="out of order"):
+        ZarrStore(Mistelling()).read([ByteRequest("c/0", **asked)])
+
+
 def test_a_failure_that_the_size_does_not_explain_is_told():
     class Failing(Strict):
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from gpushard.memory.pages import in_pages
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr_loop import without_exits
-from gpushard.stores.zarr_ranges import Gets, Way, ZarrObjects, longest_answer
+from gpushard.stores.zarr_ranges import (
+    Gets,
+    Way,
+    ZarrObjects,
+    longest_answer,
+    told_size,
+)
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
@@ -50,12 +56,12 @@ async def object_state(store: ZarrAbstractStore, key: str) -> ObjectState | None
 
     try:
         if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
-            return ObjectState(await store.getsize(key), {})
+            return ObjectState(told_size(await store.getsize(key)), {})
         root = store.path.rstrip("/")
         info = dict(await store.fs._info(f"{root}/{key}" if root else key))  # noqa: SLF001
         for name in _OF_READERS:
             info.pop(name, None)
-        return ObjectState(int(info["size"]), info)
+        return ObjectState(told_size(int(info["size"])), info)
     except Exception:  # noqa: BLE001  the request for the bytes tells what is wrong
         return None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,14 @@ def longest_answer(request: ByteRequest) -> int | None:
     return max(0, request.stop - request.start)
 
 
+def told_size(nbytes: Any) -> int:
+    """Size of an object, as a store tells it; raises if it is no size."""
+    size = index(nbytes)
+    if size < 0:
+        raise ValueError(f"an object has {size} bytes")
+    return size
+
+
 class ZarrObjects:
     """The objects of a zarr store, in bytes and errors of ours.
 
@@ -110,7 +119,7 @@ class ZarrObjects:
     async def size_if_known(self, key: str) -> int | None:
         """Size of an object; None if the store does not tell it."""
         try:
-            return await self.store.getsize(key)
+            return told_size(await self.store.getsize(key))
         except Exception:  # noqa: BLE001  the first error of the store is the telling one
             return None
 
