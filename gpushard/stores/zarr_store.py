@@ -136,6 +136,12 @@ class ZarrStore:
         fetched = self.read([document_request(key)])[0]
         return document_bytes(fetched, key, self.url)
 
+    def size_of(self, key: str) -> int | None:
+        """Size of an object; None if the zarr store does not tell it."""
+        if self._is_near and self.zarr_store._is_open:  # noqa: SLF001
+            return run_without_loop(lambda: self._objects.size_if_known(key))
+        return run_in_loop(lambda: self._objects.size_if_known(key), self._loop)
+
     def list_children(self, prefix: str) -> list[str] | None:
         """Sorted names directly below `prefix`; None if the store cannot list."""
         if not self.zarr_store.supports_listing:

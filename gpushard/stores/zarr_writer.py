@@ -9,7 +9,7 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.forks import after_fork
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.event_loops import Work
-from gpushard.stores.failures import failed_write, refuse_unsafe_key
+from gpushard.stores.failures import failed_write, failure, refuse_unsafe_key
 from gpushard.stores.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.zarr_loop import run_in_loop
 from gpushard.stores.zarr_store import ZarrStore
@@ -82,7 +82,25 @@ class ZarrWriter:
             )
         with _key_locks.of(key):
             old = self._store.read([ByteRequest(key, max_nbytes=most_nbytes + 1)])[0]
+            if old is not None:
+                self._refuse_cut_off(key, len(old.data), most_nbytes + 1)
             self._put(key, update(None if old is None else old.data))
+
+    def _refuse_cut_off(self, key: str, n_bytes: int, most_nbytes: int) -> None:
+        """Refuse an answer of another size than the object's, if the store tells that.
+
+        What is written anew of it would be lost, or of other inner chunks.
+        """
+        told = self._store.size_of(key)
+        if told is not None and n_bytes != min(told, most_nbytes):
+            raise failure(
+                self._store.url,
+                key,
+                "the store answered with other bytes than a whole object",
+                expected=f"{min(told, most_nbytes)} bytes",
+                got=f"{n_bytes} bytes",
+                hint="check the store; nothing was written",
+            )
 
     def create(self, key: str, pieces: Pieces) -> bool:
         """Write an object unless it exists; return whether it did not exist."""
