@@ -374,7 +374,11 @@ def test_a_store_that_fails_before_it_makes_a_coroutine_is_heard(
         store.list_children("")
 
 
-@pytest.mark.parametrize("leave", [KeyboardInterrupt, SystemExit])
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("leave", [KeyboardInterrupt, SystemExit, Panic])
 @pytest.mark.parametrize("n_requests", [1, 3])
 def test_a_store_that_exits_is_an_error_and_does_not_end_its_loop(leave, n_requests):
     class Leaving(MemoryStore):

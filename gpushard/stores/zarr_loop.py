@@ -55,15 +55,18 @@ async def without_exits(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Result of a coroutine that is a task of its own.
 
     An exit exception in a task would end the loop, and its caller would wait forever.
+    Others that are no `Exception` either, such as panics of Rust, no caller expects.
 
     Raises
     ------
     StoreError
-        The zarr store raised a `KeyboardInterrupt` or a `SystemExit`.
+        The zarr store raised a `KeyboardInterrupt`, a `SystemExit` or the like.
     """
     try:
         return await coroutine
-    except (KeyboardInterrupt, SystemExit) as error:
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise  # the two last ones end coroutines, here and in the loop
+    except BaseException as error:
         raise StoreError(
             f"the zarr store gave up: {type(error).__name__}: {error}",
             hint="see what the store calls; it must not exit from where it is called",
