@@ -14,6 +14,7 @@ from gpushard.errors import GpushardError, NotFoundError
 from gpushard.hierarchies.documents import join
 from gpushard.metadata import DOCUMENTS, names_in
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.checks import asked
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import local_path_of
 
@@ -115,7 +116,7 @@ def _places_in(store: Store, path: str) -> list[str]:
 def _documents_in(store: Store, places: Sequence[str]) -> dict[str, str]:
     """Name of the document of each array or group at `places`."""
     looked = [(place, name) for place in places for name in (*DOCUMENTS, _V2_GROUP)]
-    answers = store.read([ByteRequest(join(*at), 0, 1) for at in looked])
+    answers = asked(store, [ByteRequest(join(*at), 0, 1) for at in looked])
     pairs = zip(looked, answers, strict=True)
     return {place: name for (place, name), answer in pairs if answer is not None}
 

@@ -179,3 +179,21 @@ def test_a_whole_object_has_as_many_bytes_as_its_size_tells(tmp_path, errors, ch
             a[key]
     store.change = tuple
     assert a[:].tobytes() == BYTES
+
+
+def test_a_store_that_answers_nothing_is_named_wherever_it_is_asked(tmp_path):
+    root = put(tmp_path, {"zarr_format": 3, "node_type": "group"})
+    put(root / "a", document((N,), (N,), LITTLE), c_0=BYTES)
+    store = Answering(root, BY_PRICE)
+    a = gpushard.open_array(store, "a", device="cpu")
+    store.change = lambda _: None
+    looks = [
+        lambda: a[:],
+        lambda: list(gpushard.open_group(store, device="cpu")),
+        lambda: gpushard.convert(a, tmp_path / "converted"),
+    ]
+    for look in looks:
+        with pytest.raises(StoreError, match="got a NoneType"):
+            look()
+    with pytest.raises(gpushard.NotFoundError, match="there is no b/"):
+        gpushard.open_array(store, "b", device="cpu")  # what is near is only a hint

@@ -25,6 +25,7 @@ from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.checks import asked
 from gpushard.stores.files import FileWriter
 from gpushard.stores.writers import writer_of
 from gpushard.stores.zarr_store import ZarrStore, takes_any_key
@@ -54,7 +55,7 @@ def source_fingerprint(store: Store, layout: ArrayLayout) -> str:
         for i in range(0, layout.n_objects, step)
     ]
     documents = [join(layout.path, name) for name in DOCUMENTS]
-    answers = store.read([ByteRequest(key, 0, 1) for key in (*documents, *sampled)])
+    answers = asked(store, [ByteRequest(key, 0, 1) for key in (*documents, *sampled)])
     versions = [None if a is None else repr(a.version) for a in answers]
     return layout.digest(store.url, versions)
 

@@ -17,6 +17,7 @@ from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.checks import asked
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 
@@ -93,7 +94,7 @@ def refuse_clearing(
     looked_for = [ByteRequest(join(at, _PROBE), 0, len(token)) for at in sorted(above)]
     writer.put(key, [np.frombuffer(token, np.uint8)])
     try:
-        found = store.read(looked_for)
+        found = asked(store, looked_for)
     finally:
         writer.put(key, None)
     if any(answer and answer.data.tobytes() == token for answer in found):

@@ -17,6 +17,7 @@ from gpushard.errors import (
 from gpushard.formats.document import shown
 from gpushard.options import KIB, MAX_PARSED_NBYTES
 from gpushard.stores.base import ByteRequest, Fetched, Store
+from gpushard.stores.checks import asked
 from gpushard.stores.failures import refuse_unsafe_key
 
 NodeType = Literal["array", "group"]
@@ -164,7 +165,7 @@ def _read_in_batches(
             for key in keys[first : first + _BATCH]
         ]
         try:
-            answers = store.read(requests)
+            answers = asked(store, requests)
         except StoreError:
             if store.costs.prefers_whole_objects:
                 raise
@@ -178,7 +179,7 @@ def _read_alone(
     store: Store, request: ByteRequest, broken: dict[str, GpushardError]
 ) -> Fetched | None:
     try:
-        return store.read([request])[0]
+        return asked(store, [request])[0]
     except StoreError as error:
         broken[request.key] = error
         return None

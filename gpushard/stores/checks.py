@@ -20,6 +20,11 @@ _SIZES_END = 2**63  # offsets into an object are int64
 _HINT = "correct the store: see the contract in gpushard.stores.base"
 
 
+def asked(store: Store, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
+    """Answers of `store` to some requests; raises as it does, and as `checked`."""
+    return checked(store, requests, store.read(requests))
+
+
 def checked(
     store: Store, requests: Sequence[ByteRequest], answers: Any
 ) -> list[Fetched | None]:
