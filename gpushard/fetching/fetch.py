@@ -216,14 +216,9 @@ def _checked_raw(
             hint=f"the object is damaged: {RESTORE}",
         )
     if len(answer.data) < wanted:  # of an object that is cut off just now, say
-        raise CorruptShardError(
-            "an uncompressed chunk ends before its last element",
-            array_path=source.layout.path,
-            shard_key=request.key,
-            expected=f"bytes {request.start} to {request.stop}",
-            got=f"{len(answer.data)} of {wanted} bytes",
-            hint="read again; if that does not help, see what the store answers",
-        )
+        what = "an uncompressed chunk ends before its last element"
+        hint = "read again; if that does not help, see what the store answers"
+        raise _cut_off(source, request, len(answer.data), what, hint)
     return answer.data[:wanted]
 
 
@@ -244,15 +239,25 @@ def _exactly(
         raise deleted(source, request.key)
     expected = (request.stop or 0) - request.start
     if len(answer.data) != expected:
-        raise CorruptShardError(
-            "the shard ends before an inner chunk that its index names",
-            array_path=source.layout.path,
-            shard_key=request.key,
-            expected=f"bytes {request.start} to {request.stop}",
-            got=f"{len(answer.data)} of {expected} bytes",
-            hint=f"the object is truncated: {RESTORE}",
-        )
+        what = "the shard ends before an inner chunk that its index names"
+        hint = f"the object is truncated: {RESTORE}"
+        raise _cut_off(source, request, len(answer.data), what, hint)
     return answer.data
+
+
+def _cut_off(
+    source: Source, request: ByteRequest, n_bytes: int, what: str, hint: str
+) -> CorruptShardError:
+    """Error of an answer that has but `n_bytes` of the bytes that were asked for."""
+    wanted = (request.stop or 0) - request.start
+    return CorruptShardError(
+        what,
+        array_path=source.layout.path,
+        shard_key=request.key,
+        expected=f"bytes {request.start} to {request.stop}",
+        got=f"{n_bytes} of {wanted} bytes",
+        hint=hint,
+    )
 
 
 def fetch_wanted(
