@@ -16,7 +16,7 @@ import numpy as np
 from gpushard.codecs.base import ArrayCodec, BytesCodec
 from gpushard.layout import CodecSpec
 
-_BYTES_CODECS = {
+BYTES_CODECS = {
     "zstd": "zstd:from_spec",
     "numcodecs.zstd": "zstd:from_spec",
     "gzip": "gzip:gzip_from_spec",
@@ -42,7 +42,7 @@ _TRANSPOSE = "transpose"
 
 def bytes_codec(spec: CodecSpec) -> BytesCodec:
     """Decoder of a bytes-to-bytes codec."""
-    return _factory(_BYTES_CODECS.get(spec.name, _ANY_BYTES_CODEC))(spec)
+    return _factory(BYTES_CODECS.get(spec.name, _ANY_BYTES_CODEC))(spec)
 
 
 def array_codec(spec: CodecSpec, dtype: np.dtype[Any]) -> ArrayCodec | None:

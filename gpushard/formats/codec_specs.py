@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
+from gpushard.codecs import BYTES_CODECS
 from gpushard.codecs.base import FILTERS_OF_NUMCODECS
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, unsupported, wrong
@@ -23,58 +24,42 @@ class Kind(IntEnum):
 SHARDING = "sharding_indexed"
 SHUFFLE = "numcodecs.shuffle"
 
+_ARRAY_BYTES = (
+    "bytes",
+    SHARDING,
+    "vlen-bytes",
+    "vlen-utf8",
+    "numcodecs.pcodec",
+    "numcodecs.zfpy",
+)
+# Checksums that zarr's codecs verify; gpushard's own codecs are in their registry.
+_CHECKSUMS = (
+    "numcodecs.adler32",
+    "numcodecs.crc32",
+    "numcodecs.crc32c",
+    "numcodecs.fletcher32",
+    "numcodecs.jenkins_lookup3",
+)
+
+
+def _in_groups(names: Iterable[str]) -> list[str]:
+    """Names of Zarr v3 before those of numcodecs, each in alphabetical order."""
+    return sorted(names, key=lambda name: ("." in name, name))
+
+
 _KINDS = {
     "transpose": Kind.ARRAY_ARRAY,
     **dict.fromkeys(sorted(FILTERS_OF_NUMCODECS), Kind.ARRAY_ARRAY),
     "numcodecs.packbits": Kind.ARRAY_ARRAY,
-    "bytes": Kind.ARRAY_BYTES,
-    SHARDING: Kind.ARRAY_BYTES,
-    "vlen-bytes": Kind.ARRAY_BYTES,
-    "vlen-utf8": Kind.ARRAY_BYTES,
-    "numcodecs.pcodec": Kind.ARRAY_BYTES,
-    "numcodecs.zfpy": Kind.ARRAY_BYTES,
-    "blosc": Kind.BYTES_BYTES,
-    "crc32c": Kind.BYTES_BYTES,
-    "gzip": Kind.BYTES_BYTES,
-    "zstd": Kind.BYTES_BYTES,
-    "numcodecs.adler32": Kind.BYTES_BYTES,
-    "numcodecs.blosc": Kind.BYTES_BYTES,
-    "numcodecs.bz2": Kind.BYTES_BYTES,
-    "numcodecs.crc32": Kind.BYTES_BYTES,
-    "numcodecs.crc32c": Kind.BYTES_BYTES,
-    "numcodecs.fletcher32": Kind.BYTES_BYTES,
-    "numcodecs.gzip": Kind.BYTES_BYTES,
-    "numcodecs.jenkins_lookup3": Kind.BYTES_BYTES,
-    "numcodecs.lz4": Kind.BYTES_BYTES,
-    "numcodecs.lzma": Kind.BYTES_BYTES,
-    SHUFFLE: Kind.BYTES_BYTES,
-    "numcodecs.zlib": Kind.BYTES_BYTES,
-    "numcodecs.zstd": Kind.BYTES_BYTES,
+    **dict.fromkeys(_ARRAY_BYTES, Kind.ARRAY_BYTES),
+    **dict.fromkeys(_in_groups((*BYTES_CODECS, *_CHECKSUMS)), Kind.BYTES_BYTES),
 }
 
 KNOWN = tuple(_KINDS)
 """Codecs whose kind is known without asking zarr."""
 
-VARIABLE_SIZE = frozenset(
-    [
-        SHARDING,
-        "blosc",
-        "gzip",
-        "vlen-bytes",
-        "vlen-utf8",
-        "zstd",
-        "numcodecs.blosc",
-        "numcodecs.bz2",
-        "numcodecs.gzip",
-        "numcodecs.lz4",
-        "numcodecs.lzma",
-        "numcodecs.pcodec",
-        "numcodecs.zfpy",
-        "numcodecs.zlib",
-        "numcodecs.zstd",
-    ]
-)
-"""Codecs whose encoded size depends on the data."""
+VARIABLE_SIZE = frozenset(_ARRAY_BYTES) - {"bytes"}
+"""Array-to-bytes codecs whose encoded size depends on the data."""
 
 KEEP_SHAPE = FILTERS_OF_NUMCODECS | {"cast_value", "scale_offset"}
 """Array-to-array codecs that may change the data type but not the shape."""
