@@ -2,6 +2,7 @@
 
 A store is synchronous and works in batches: it takes all requests of a stage at once,
 and returns when all answers are there. How it runs requests in parallel is up to it.
+What a store says about writes, `gpushard.stores.writers` describes.
 """
 
 from __future__ import annotations

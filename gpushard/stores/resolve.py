@@ -201,7 +201,7 @@ def _resolve_text(
         from gpushard.stores.remote_url import open_url
 
         return open_url(text, storage_options or {}, options), ""
-    from gpushard.stores.fsspec_store import open_by_fsspec as open_by_fsspec
+    from gpushard.stores.fsspec_store import open_by_fsspec
     from gpushard.stores.zarr_store import ZarrStore
 
     opened = open_by_fsspec(text, storage_options or {}, _REMOTE_SCHEMES)

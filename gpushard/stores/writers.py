@@ -2,8 +2,8 @@
 
 Stores differ in what they guarantee. Files are replaced by renaming, under a lock that
 all processes of the machine see. Object stores have conditional puts. A zarr store
-guarantees nothing beyond this process. A store that can be written says whether it
-`is_read_only` and whether it `takes_tags`.
+guarantees nothing beyond this process. A store may say that it `is_read_only`, with a
+`read_only_hint` for the error, and that its objects can have tags (`takes_tags`).
 """
 
 from __future__ import annotations
