@@ -253,17 +253,18 @@ def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
 def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffling:
     n_samples, block = origins.n, given["block"]
     _refuse_contradictions(given, n_samples)
+    num_samples = _num_samples(given, n_samples)
     cells = "chunk" if block is None else arguments.block_of(block)
     n_mixed = _DEFAULT_MIXED
     if given["buffer_blocks"] is not None:
         n_mixed = arguments.count(given["buffer_blocks"], "buffer_blocks")
-    n, weights, sampler = given["num_samples"], given["weights"], given["sampler"]
+    weights, sampler = given["weights"], given["sampler"]
     return Shuffling(
         axis=arguments.sample_axis(first, origins, cells),
         seed=whole_number(given["seed"], "seed", 0),
         shuffle=given["shuffle"],
         buffer_blocks=0 if block is None else n_mixed,
-        num_samples=n if n is None else int(n),
+        num_samples=num_samples,
         replacement=given["replacement"],
         cumulated=(
             None if weights is None else arguments.cumulated_weights(weights, n_samples)
@@ -300,8 +301,12 @@ def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
         )
     if n_samples == 0 and given["replacement"]:
         raise OptionError("replacement=True needs at least one sample to draw from")
+
+
+def _num_samples(given: dict[str, Any], n_samples: int) -> int | None:
+    """Number of positions in an epoch; None for one of each sample."""
     if given["num_samples"] is None:
-        return
+        return None
     n = arguments.count(given["num_samples"], "num_samples", 0)
     if n > n_samples and not given["replacement"]:
         raise OptionError(
@@ -310,6 +315,7 @@ def _refuse_contradictions(given: dict[str, Any], n_samples: int) -> None:
             got=n,
             hint="draw them with replacement=True",
         )
+    return n
 
 
 def _is_given(value: Any) -> bool:
