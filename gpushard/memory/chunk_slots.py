@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.memory.pages import HUGE_NBYTES, in_huge_pages
+from gpushard.options import MIB
 from gpushard.selecting.selection import Ints
 
 # Slots begin on a cache line.
 LINE_NBYTES = 64
 # Slots are made in segments of this size: little memory stays unused, and if the system
 # has no more, the segments that exist remain.
-_SEGMENT_NBYTES = 4 << 20
+_SEGMENT_NBYTES = 4 * MIB
 # Those of sparing caches, whose memory grows by what is kept: a huge page.
 _SHARED_SEGMENT_NBYTES = HUGE_NBYTES
 

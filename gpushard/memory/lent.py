@@ -19,14 +19,13 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.options import KIB, MIB
+from gpushard.memory.pages import HUGE_NBYTES, mapped_pages
+from gpushard.options import MIB
 
 # One to read into while the previous result is still in use, and a spare one.
 _MOST_KEPT = 2
 # Larger results are rarely read in a loop.
 _MOST_NBYTES = 512 * MIB
-# The usual size of a huge page. All of a huge page counts, even if only part is used.
-_HUGE_NBYTES = 2048 * KIB
 # Only Linux takes pages back when it needs them, and never loses later writes to them.
 _FREE: int = getattr(mmap, "MADV_FREE", 0)
 _HUGE: int = getattr(mmap, "MADV_HUGEPAGE", 0)
@@ -66,7 +65,7 @@ class Lender:
         if not _FREE or not _HUGE or nbytes > self._most_nbytes:
             return None
         # The system aligns a mapping of whole huge pages to a huge page.
-        length = -(-nbytes // _HUGE_NBYTES) * _HUGE_NBYTES
+        length = -(-nbytes // HUGE_NBYTES) * HUGE_NBYTES
         pages = self._found(length) or _mapped(length, nbytes)
         return None if pages is None else self._lent(pages)
 
@@ -124,16 +123,14 @@ class _Freed(ref[_Owner]):
 
 def _mapped(length: int, nbytes: int) -> mmap.mmap | None:
     """New pages, of which `nbytes` will be filled; None if none can be taken back."""
-    try:
-        pages = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"no room for {length} bytes") from error
+    pages = mapped_pages(length)
     try:
         pages.madvise(_FREE)
     except OSError:  # an old kernel, or a process whose pages are all locked
         return None
     with suppress(OSError):  # the kernel may have no huge pages
-        pages.madvise(_HUGE, 0, nbytes // _HUGE_NBYTES * _HUGE_NBYTES)
+        # All of a huge page counts, even if only a part of it is used.
+        pages.madvise(_HUGE, 0, nbytes // HUGE_NBYTES * HUGE_NBYTES)
     return pages
 
 
