@@ -240,7 +240,7 @@ class RelayFetch(DeviceFetch):
             return None
         handles = [store.open_file(r.key, r.version) for r in requests]
         stops = [request.stop or 0 for request in requests]
-        if any(s > h.version[2] for s, h in zip(stops, handles, strict=True)):
+        if any(s > h.nbytes for s, h in zip(stops, handles, strict=True)):
             return None  # the ring's read reports the error
         return partial(self._read, job, _Opened(store, requests, handles, loops))
 

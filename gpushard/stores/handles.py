@@ -63,14 +63,16 @@ def has_same_bytes(version: FileVersion, status: os.stat_result) -> bool:
 class FileHandle:
     """An open file; it is closed when its last user drops it.
 
-    `version` is a `RecentVersion` until `version_to_read` finds it settled.
+    `version` is a `RecentVersion` until `version_to_read` finds it settled. `nbytes` is
+    the size of the file in that version.
     """
 
-    __slots__ = ("fd", "key", "mode", "recently_used", "version")
+    __slots__ = ("fd", "key", "mode", "nbytes", "recently_used", "version")
 
     def __init__(self, fd: int, key: str, status: os.stat_result) -> None:
         self.fd = fd
         self.version: FileVersion = RecentVersion(file_version(status))
+        self.nbytes = status.st_size
         self.mode = status.st_mode
         self.key = key
         self.recently_used = False

@@ -256,7 +256,7 @@ class LocalStore:
                 return
             if handle is None:
                 continue
-            start, stop = request.within(handle.version[2])
+            start, stop = request.within(handle.nbytes)
             if not is_known_cold and is_in_memory(handle.fd, start):
                 return
             is_known_cold = True
@@ -272,7 +272,7 @@ class LocalStore:
             return [self._read_one(requests[0])]
         handle = self.open_file(requests[0].key, requests[0].version)
         version = handle.version_to_read()
-        size, fd, preadv = version[2], handle.fd, os.preadv
+        size, fd, preadv = handle.nbytes, handle.fd, os.preadv
         answers: list[Fetched] = []
         is_torn = False
         try:
@@ -299,8 +299,7 @@ class LocalStore:
 
     def _read_range(self, handle: FileHandle, request: ByteRequest) -> Fetched:
         """Bytes of a range, from the version of the file that the handle has open."""
-        version = handle.version_to_read()
-        size = version[2]
+        version, size = handle.version_to_read(), handle.nbytes
         start, stop = request.within(size)
         n_wanted = stop - start
         if request.into is None:  # not `_memory_for`: a small read counts its calls

@@ -84,14 +84,13 @@ def _open_local(
     opened: list[Any] = []
     spans: list[tuple[int, int]] = []
     for handle, request in zip(handles, requests, strict=True):
-        object_nbytes = handle.version[2]
         stop = request.stop or 0
-        if stop > object_nbytes:
+        if stop > handle.nbytes:
             return None  # the ring's read reports the error
         opened.append(files.file_of(handle.fd, handle.version, limit))
         first = request.start - request.start % PAGE_NBYTES
         last = -(-stop // PAGE_NBYTES) * PAGE_NBYTES
-        spans.append((first, min(last, object_nbytes)))
+        spans.append((first, min(last, handle.nbytes)))
 
     def refuse_changed() -> None:
         for handle in handles:
