@@ -41,6 +41,9 @@ FILTERS_OF_NUMCODECS = frozenset(
 )
 """Array-to-array codecs that encode each element to one element."""
 
+PART_SHARE = 4
+"""A part of at most one in so many bytes of an inner chunk is decoded alone."""
+
 _NO_BYTES = np.empty(0, np.uint8)
 # Streams are decoded in pieces of this size if a library would hold all of them twice.
 PIECE_NBYTES = 256 * KIB

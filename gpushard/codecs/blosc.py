@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs import blosc_blocks, blosc_frame
 from gpushard.codecs.base import (
+    PART_SHARE,
     BytesCodec,
     HostBytes,
     library_label,
@@ -30,8 +31,6 @@ _MOST_THREADS = 8
 # Copies of the decoded bytes if no library joins the streams: filtered, unfiltered, and
 # bits of bytes.
 _SNAPPY_COPIES = 11
-# Parsing a frame costs as much as decoding a few small blocks.
-_FEWER_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,8 @@ def _fewer_blocks(
     if header.flags & blosc_frame.MEMCPYED or not header.block_nbytes:
         return None
     first, last = start // header.block_nbytes, -(-stop // header.block_nbytes)
-    return None if _FEWER_BLOCKS * (last - first) > header.n_blocks else (first, last)
+    # Parsing a frame costs as much as decoding a few small blocks.
+    return None if PART_SHARE * (last - first) > header.n_blocks else (first, last)
 
 
 def from_spec(spec: CodecSpec) -> BloscCodec:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.base import PART_SHARE
 from gpushard.fused.columns import (
     CELL,
     CHUNK_STRIDE,
@@ -66,7 +67,7 @@ class ChunkUse(NamedTuple):
     def weight_in(self, source: Source) -> int:
         """What the read spends on each inner chunk: `SPENT_WHOLE`, or `SPENT_PART`."""
         decodes_any = source.range_strides is not None
-        is_part = decodes_any and 4 * self.reach_nbytes <= source.chunk_nbytes
+        is_part = decodes_any and PART_SHARE * self.reach_nbytes <= source.chunk_nbytes
         return SPENT_PART if is_part else SPENT_WHOLE
 
 

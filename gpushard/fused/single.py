@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpushard.codecs.base import PART_SHARE
 from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.addresses import address_of
@@ -30,8 +31,7 @@ from gpushard.planning.index import PRESENT
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
 
-# Libraries decode larger Blosc frames with several threads, unless at most a fourth is
-# wanted.
+# Libraries decode larger Blosc frames with several threads, unless a part is wanted.
 _MOST_BLOSC_NBYTES = 256 * KIB
 
 
@@ -95,12 +95,12 @@ class SingleReader:
         self._chunk_nbytes = chain.chunk_nbytes
         self._limit_nbytes = source.largest_chunk_nbytes
         self._is_plain = source.raw_strides is not None
-        little_nbytes = chain.chunk_nbytes // 4
+        part_nbytes = chain.chunk_nbytes // PART_SHARE
         # For more, decoding in part costs as much as decoding all, or is not possible.
         is_divisible = source.range_strides is not None
-        self._most_in_part = little_nbytes if is_divisible else 0
+        self._most_in_part = part_nbytes if is_divisible else 0
         is_large = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
-        self._most_wanted = little_nbytes if is_large else chain.chunk_nbytes
+        self._most_wanted = part_nbytes if is_large else chain.chunk_nbytes
         grid = grid_of(layout, chain.strides)
         self._axes = [
             (extent, *known) for extent, known in zip(layout.shape, grid, strict=True)

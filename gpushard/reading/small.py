@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.base import PART_SHARE
 from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
@@ -33,9 +34,6 @@ from gpushard.stores.base import ByteRequest, FetchCosts, end_of
 # up.
 _MOST_NBYTES = MIB
 _FINDING = "grid of small reads"
-# A decoder decodes only a part of an inner chunk if that is at most one in so many of
-# its bytes.
-_PART_SHARE = 4
 
 
 class _ToRead(NamedTuple):
@@ -122,7 +120,7 @@ def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
     if strides is None or not source.pipeline.holds_ranges:
         return False
     low, high = _extent(chunk, strides)
-    return _PART_SHARE * (high - low) <= source.chunk_nbytes
+    return PART_SHARE * (high - low) <= source.chunk_nbytes
 
 
 def _most_stored(source: Source, chunk: TouchedChunk) -> int:
