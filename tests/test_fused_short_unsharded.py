@@ -45,7 +45,7 @@ def is_patient(monkeypatch):
     """Loops read all, and other work on the machine does not make files slow."""
     choice._load()
     monkeypatch.setattr(results, "_LEAST_NBYTES", 0)
-    monkeypatch.setattr(short_unsharded, "SLOW_US", 1e9)
+    monkeypatch.setattr(opening, "_SLOW_US", 1e9)
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_many_slow_files_are_left_to_those_who_wait_for_many(
         return plain(*words)
 
     calls("syscall", OPENAT2, openat2)
-    monkeypatch.setattr(short_unsharded, "SLOW_US", -1e9)
+    monkeypatch.setattr(opening, "_SLOW_US", -1e9)
     monkeypatch.setattr("gpushard.reading.results._read_large", lambda *_: None)
     a = opened(tmp_path, SHORT)
     # For a while, they are not tried again.

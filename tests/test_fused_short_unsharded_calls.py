@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpushard
-from gpushard.fused import choice, shares, short_unsharded
+from gpushard.fused import choice, opening, shares, short_unsharded
 from gpushard.fused.loading import CompiledLoops
 from unsharded_cases import (
     CHAINS,
@@ -27,7 +27,7 @@ def test_long_reads_of_one_thread_are_several_calls(tmp_path, monkeypatch):
     values = values_of(with_gaps=False)
     stored(tmp_path, values, chunks=(2, 2), **CHAINS["zstd"])
     choice._load()
-    monkeypatch.setattr(short_unsharded, "SLOW_US", 1e9)
+    monkeypatch.setattr(opening, "_SLOW_US", 1e9)
     calls = []
     plain = CompiledLoops.place_chunk_files
 

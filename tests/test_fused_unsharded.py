@@ -41,7 +41,7 @@ calls = calls_replaced
 @pytest.fixture(autouse=True)
 def is_patient(monkeypatch):
     """Other work on the machine does not make files slow."""
-    monkeypatch.setattr(unsharded, "SLOW_US", 1e9)
+    monkeypatch.setattr(opening, "_SLOW_US", 1e9)
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ def test_files_that_take_long_are_left_to_those_who_wait_for_many(
         return plain(*words)
 
     calls("syscall", OPENAT2, openat2)
-    monkeypatch.setattr(unsharded, "SLOW_US", -1e9)
+    monkeypatch.setattr(opening, "_SLOW_US", -1e9)
     assert_same_bits(opened(tmp_path)[...], values)
     n_tried = unsharded._N_TRIALS * unsharded.N_TRIED
     assert len(opens) == n_tried

@@ -30,7 +30,7 @@ _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 # So many files are read by one thread at first. If each takes longer than so much
 # beside decoding, a disk or a server is waited for: the general path asks it for more
 # at once.
-N_TRIED, SLOW_US = 8, 300
+N_TRIED, _SLOW_US = 8, 300
 # About so many boxes are placed by one call of the loops; interrupts wait for its end.
 MOST_AT_ONCE = 512
 _MOST_FILES = 1 << 62
@@ -138,6 +138,11 @@ def object_files(source: Source) -> ObjectFiles | None:
         return None
     calls = file_calls()
     return None if calls is None else ObjectFiles(source, store, calls)
+
+
+def are_slow(elapsed_s: float, n_files: int, chunk_us: float) -> bool:
+    """Whether reading files took long beside decoding, of `chunk_us` for each."""
+    return 1e6 * elapsed_s / n_files - chunk_us > _SLOW_US
 
 
 def fits_memory(source: Source, files: ObjectFiles) -> bool:

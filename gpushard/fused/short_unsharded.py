@@ -32,9 +32,9 @@ from gpushard.fused.filling import fill_for
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
-    SLOW_US,
     ObjectFiles,
     Opening,
+    are_slow,
     fits_memory,
 )
 from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
@@ -58,7 +58,7 @@ class _Trial(NamedTuple):
     """Whether files were slow, and the monotonic time until which that is trusted."""
 
     until_s: float
-    are_slow: bool
+    were_slow: bool
 
 
 class ShortUnshardedReader:
@@ -87,7 +87,7 @@ class ShortUnshardedReader:
         self._loops = loops
         self._grid = grid_of(source.layout, chain.strides)
         self._planned = plan_parameters(source, chain)
-        self._trial = _Trial(0.0, are_slow=False)
+        self._trial = _Trial(0.0, were_slow=False)
 
     def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
@@ -139,8 +139,8 @@ class ShortUnshardedReader:
         If files are slow, those after the first few are not read.
         """
         n_boxes = len(columns)
-        until_s, are_slow = self._trial
-        if n_boxes <= 2 * N_TRIED or (monotonic() < until_s and not are_slow):
+        until_s, were_slow = self._trial
+        if n_boxes <= 2 * N_TRIED or (monotonic() < until_s and not were_slow):
             return self._run(source, placer, columns, opening.opener)
         is_placed = np.zeros(n_boxes, np.bool_)
         if monotonic() < until_s:
@@ -150,10 +150,9 @@ class ShortUnshardedReader:
         started_s = monotonic()
         is_placed[:cut] = self._run(source, placer, columns[:cut], opening.opener)
         ended_s = monotonic()
-        file_us = 1e6 * (ended_s - started_s) / N_TRIED
-        are_slow = file_us - self._chain.chunk_us > SLOW_US
-        self._trial = _Trial(ended_s + _TRUSTED_FOR_S, are_slow)
-        if not are_slow:
+        were_slow = are_slow(ended_s - started_s, N_TRIED, self._chain.chunk_us)
+        self._trial = _Trial(ended_s + _TRUSTED_FOR_S, were_slow)
+        if not were_slow:
             rest = opening.behind(cut)
             is_placed[cut:] = self._run(source, placer, columns[cut:], rest)
         return is_placed

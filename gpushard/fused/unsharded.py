@@ -20,9 +20,9 @@ from gpushard.fused.files import FileBoxes, window_nbytes
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
-    SLOW_US,
     ObjectFiles,
     Opening,
+    are_slow,
     fits_memory,
 )
 from gpushard.fused.placer import Bools, PlanPlacer
@@ -94,8 +94,8 @@ class UnshardedRead:
         started = perf_counter()
         for task in self._tasks_of(block, 1):
             task()
-        microseconds = 1e6 * (perf_counter() - started) / len(block.shard_coords)
-        return microseconds - self._placer.chain.chunk_us > SLOW_US
+        elapsed_s, n_files = perf_counter() - started, len(block.shard_coords)
+        return are_slow(elapsed_s, n_files, self._placer.chain.chunk_us)
 
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
         if not block.n_chunks:
