@@ -179,13 +179,13 @@ def plan_parameters(
     `fill` is the address of an inner chunk of fill values in its stored form.
     """
     return PlanParameters(
-        chain.chunk_nbytes,
-        chain.dtype.itemsize,
-        min(source.largest_chunk_nbytes, _MOST_IN_A_WORD),
-        int(source.raw_strides is not None),
-        fill,
-        target,
-        0,
+        chunk_nbytes=chain.chunk_nbytes,
+        itemsize=chain.dtype.itemsize,
+        limit_nbytes=min(source.largest_chunk_nbytes, _MOST_IN_A_WORD),
+        is_plain=int(source.raw_strides is not None),
+        fill=fill,
+        target=target,
+        work=0,
     )
 
 
@@ -217,18 +217,18 @@ def _find_chain(source: Source) -> FusedChain | None:
     pace = _PACES[LZ4 if source.layout.chain.decodes_fast else stream.kind]
     store = _store_of_files(source)
     return FusedChain(
-        stream.kind,
-        stream.has_crc,
-        chunk_nbytes,
-        strides[:-1],
-        source.pipeline.stored_dtype,
-        dtype,
-        change,
-        pace,
-        store,
-        store if _is_plannable(source) else None,
-        stream.shuffle_itemsize,
-        object_files(source),
+        kind=stream.kind,
+        has_crc=stream.has_crc,
+        chunk_nbytes=chunk_nbytes,
+        strides=strides[:-1],
+        stored_dtype=source.pipeline.stored_dtype,
+        dtype=dtype,
+        change=change,
+        pace=pace,
+        shard_store=store,
+        plannable_store=store if _is_plannable(source) else None,
+        shuffle_itemsize=stream.shuffle_itemsize,
+        object_files=object_files(source),
     )
 
 

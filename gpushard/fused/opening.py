@@ -97,18 +97,18 @@ class ObjectFiles:
         # Behind the struct, a path of no characters.
         self._how = np.array([_FLAGS, 0, 0 if links else _NO_LINKS, 0], np.int64)
         self._opener = Opener(
-            0,
-            address_of(self._prefix),
-            len(prefix),
-            ord(layout.keys.separator),
-            address_of(self.strides),
-            address_of(self._offsets),
-            layout.ndim,
-            0,
-            int(knows_missing),
-            address_of(self._how),
-            *calls,
-            self.most_nbytes,
+            root=0,
+            prefix=address_of(self._prefix),
+            prefix_nbytes=len(prefix),
+            separator=ord(layout.keys.separator),
+            strides=address_of(self.strides),
+            offsets=address_of(self._offsets),
+            n_axes=layout.ndim,
+            missing=0,
+            knows_missing=int(knows_missing),
+            how=address_of(self._how),
+            **calls._asdict(),
+            most_nbytes=self.most_nbytes,
         )
 
     def opening(self, root: FileHandle, n_boxes: int) -> Opening:
