@@ -18,7 +18,7 @@ from gpushard.source import Source
 
 Known = dict[Coordinate, KnownIndex | None]
 Range = tuple[int, int]
-"""Start and size in the stored object of a chunk, or of a shard nested in it."""
+"""Start and stop, in the stored object, of a chunk or of a shard nested in it."""
 
 
 def known_indexes(source: Source, keys: Mapping[Coordinate, str]) -> Known:
@@ -63,9 +63,7 @@ def _nested_indexes(
     unknown: list[tuple[Coordinate, Range]] = []
     for shard, place in places:
         outermost = known[shard]
-        start, nbytes = place
-        key = (*shard, level, start, start + nbytes)
-        kept = source.indexes.get(key)
+        kept = source.indexes.get((*shard, level, *place))
         if kept and outermost and kept.version == outermost.version:
             found[shard, place] = kept.index
         else:
@@ -73,10 +71,7 @@ def _nested_indexes(
     if unknown:
         unknown.sort()
         parents = list(dict.fromkeys([shard for shard, _ in unknown]))
-        nested = [
-            NestedShard(parents.index(shard), start, start + nbytes)
-            for shard, (start, nbytes) in unknown
-        ]
+        nested = [NestedShard(parents.index(shard), *place) for shard, place in unknown]
         indexes = fetch_nested_indexes(
             source, level, nested, [(p, known[p]) for p in parents], Tally()
         )
@@ -111,7 +106,8 @@ def _entry(
         except CorruptShardError as error:
             name_place(error, source, chunk)
             raise
-    return index.offset.item(entry), index.nbytes.item(entry)
+    start = index.offset.item(entry)
+    return start, start + index.nbytes.item(entry)
 
 
 def name_place(error: GpushardError, source: Source, chunk: TouchedChunk) -> None:

@@ -7,7 +7,7 @@ are read here; all others are declined and take the general path.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -176,7 +176,6 @@ def _read_unsharded(
         _narrowed(source, chunk, whole) if is_raw else _ToRead(chunk, 0, 0, whole)
         for chunk in chunks
     ]
-    # One byte more than allowed is requested, to detect an object that is too large.
     requests = [
         ByteRequest(
             source.key(to_read.chunk.shard),
@@ -215,32 +214,43 @@ def _read(
     """
     keys = {chunk.shard: source.key(chunk.shard) for chunk in chunks}
     known = known_indexes(source, keys)
-    for shard, found in known.items() if seen else ():
-        if found is None and keys[shard] in seen:
+    for shard, index in known.items() if seen else ():
+        if index is None and keys[shard] in seen:
             raise deleted(source, keys[shard])
-    places = located(source, chunks, known)
-    found = list(zip(chunks, places, strict=True))
-    if None in places:
+    ranges = located(source, chunks, known)
+    found = list(zip(chunks, ranges, strict=True))
+    if None in ranges:
         # Requests for payload name a version; shards without any are checked here.
-        fetched = {chunk.shard for chunk, place in found if place}
+        fetched = {chunk.shard for chunk, whole in found if whole}
         unchecked = ((keys[s], k) for s, k in known.items() if k and s not in fetched)
         refuse_replaced(source, unchecked, began_at_s)
-    for chunk in [chunk for chunk, place in found if place is None]:
+    for chunk in [chunk for chunk, whole in found if whole is None]:
         view[chunk.out] = source.layout.fill_value
-    wanted = [_narrowed(source, chunk, place) for chunk, place in found if place]
+    wanted = [_narrowed(source, chunk, whole) for chunk, whole in found if whole]
     if source.chunks is not None:
         wanted = _not_kept(source, source.chunks, wanted, known, view)
-    groups = [wanted] if len(wanted) == 1 else _grouped(source, wanted)
+    if wanted:
+        _read_wanted(source, wanted, keys, known, view)
+
+
+def _read_wanted(
+    source: Source,
+    wanted: Sequence[_ToRead],
+    keys: Mapping[Coordinate, str],
+    known: Known,
+    view: NDArray[Any],
+) -> None:
+    """Fetch inner chunks, neighbours with one request, and place them."""
+    costs = source.store.costs
+    groups = [wanted] if len(wanted) == 1 else _grouped(wanted, costs)
     requests: list[ByteRequest] = []
     for group in groups:
-        shard = group[0].chunk.shard
-        index = known[shard]
+        start, shard = group[0].start, group[0].chunk.shard
         stop = max([to_read.stop for to_read in group])
-        version = index and index.version
-        start = group[0].start
+        version = (index := known[shard]) and index.version
         requests.append(ByteRequest(keys[shard], start, stop, version, is_indexed=True))
     try:
-        answers = fetch_payload(source, requests) if requests else []
+        answers = fetch_payload(source, requests)
     except CorruptShardError as error:
         _name_cut_off(error, source, groups, requests)
         raise
@@ -300,32 +310,23 @@ def _name_cut_off(
                     return
 
 
-def _grouped(source: Source, wanted: list[_ToRead]) -> list[list[_ToRead]]:
-    """Inner chunks in groups, each of which is fetched with one request."""
-    wanted.sort(key=_by_place)
-    return list(_joined(wanted, source.store.costs))
-
-
-def _by_place(wanted: _ToRead) -> tuple[Coordinate, int]:
-    return wanted.chunk.shard, wanted.start
-
-
-def _joined(wanted: Sequence[_ToRead], costs: FetchCosts) -> Iterator[list[_ToRead]]:
+def _grouped(wanted: Sequence[_ToRead], costs: FetchCosts) -> list[list[_ToRead]]:
     """Runs of neighbours in one object that are cheaper to fetch together."""
-    group: list[_ToRead] = []
+    groups: list[list[_ToRead]] = []
     reach = 0
-    for to_read in wanted:
+    for to_read in sorted(wanted, key=lambda one: (one.chunk.shard, one.start)):
+        group = groups[-1] if groups else []
         is_far = to_read.start > reach + costs.gap_nbytes
         if costs.bounds_requests and group:
             joined_nbytes = max(reach, to_read.stop) - group[0].start
             is_far = is_far or joined_nbytes > costs.max_request_nbytes
-        if group and (is_far or to_read.chunk.shard != group[0].chunk.shard):
-            yield group
-            group = []
-        reach = max(reach, to_read.stop) if group else to_read.stop
-        group.append(to_read)
-    if group:
-        yield group
+        if group and not is_far and to_read.chunk.shard == group[0].chunk.shard:
+            group.append(to_read)
+            reach = max(reach, to_read.stop)
+        else:
+            groups.append([to_read])
+            reach = to_read.stop
+    return groups
 
 
 def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
@@ -338,21 +339,22 @@ def _refuse_oversized(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
 
 def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _ToRead:
     """The bytes to read: for plain elements, those with the wanted ones; else all."""
-    first, nbytes = whole
+    start, stop = whole
+    nbytes = stop - start
     if nbytes > source.largest_chunk_nbytes:
         _refuse_oversized(source, chunk, nbytes)
     strides = source.raw_strides
     if strides is None and nbytes > source.room.most_stored_nbytes:
         _refuse_stored(source, chunk, nbytes)
     if strides is None or nbytes != source.chunk_nbytes:
-        return _ToRead(chunk, first, first + nbytes, whole)
+        return _ToRead(chunk, start, stop, whole)
     low, high = _extent(chunk, strides)
     try:
         source.room.refuse_span(high - low)
     except LimitError as error:
         name_place(error, source, chunk)
         raise
-    return _ToRead(chunk, first + low, first + high, whole)
+    return _ToRead(chunk, start + low, start + high, whole)
 
 
 def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
@@ -381,14 +383,14 @@ def _place(
     source: Source, wanted: _ToRead, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
     """Decode an inner chunk and write the wanted part of it."""
-    chunk, start, _, (first, nbytes), key, may_drop = wanted
-    encoded = span
+    chunk, start, _, (first, stop), key, may_drop = wanted
+    nbytes = stop - first
     if len(span) != nbytes:
-        encoded = completed(source.room, span, start - first, nbytes)
+        span = completed(source.room, span, start - first, nbytes)
     strides = source.range_strides if key is None else None
     wanted_bytes = None if strides is None else _extent(chunk, strides)
     try:
-        decoded = source.decode(encoded, source.chunk_shape or (), wanted_bytes)
+        decoded = source.decode(span, source.chunk_shape or (), wanted_bytes)
     except CorruptShardError as error:
         name_place(error, source, chunk)
         raise
