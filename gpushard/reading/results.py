@@ -151,18 +151,19 @@ def _read_small(
         if reader is not None:
             # For very few little inner chunks, Python has less to prepare.
             is_little = source.chunk_nbytes < _LEAST_NBYTES
-            n_few = reader.n_few
-            is_read = is_little and read_small(source, selection, out, n_few)
-            if is_read or reader.read(source, selection, out):
-                return True
+            return (
+                (is_little and read_small(source, selection, out, reader.n_few))
+                or reader.read(source, selection, out)
+                or read_small(source, selection, out)
+            )
         is_read = read_small(source, selection, out)
-        if is_read and reader is None:
+        if is_read:
             note_small_read(source)
+        return is_read
     except CorruptShardError:
         if not damage.replaces:
             raise
         return False
-    return is_read
 
 
 def _read_large(
