@@ -187,9 +187,9 @@ class ChunkRoom:
 
     def is_crowded_by(self, extra_nbytes: int) -> bool:
         """Whether freed memory matters if each inner chunk takes so much more."""
-        return not self.is_raw and self._is_crowded_by(extra_nbytes)
+        return not self.is_raw and self._fills_limit(extra_nbytes)
 
-    def _is_crowded_by(self, extra_nbytes: int) -> bool:
+    def _fills_limit(self, extra_nbytes: int) -> bool:
         each = self.whole_nbytes + self.work_nbytes + extra_nbytes
         held = _KEPT_TWICE * self._n_threads * each
         fetched = self.options.memory_limit // 2
@@ -200,7 +200,7 @@ class ChunkRoom:
     @cached_property
     def is_crowded(self) -> bool:
         """Whether freed memory that the C library keeps takes a notable part."""
-        return self._is_crowded_by(0)
+        return self._fills_limit(0)
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
         """Memory for fetched bytes or an inner chunk: uint8, host, any content.
@@ -300,7 +300,7 @@ class ChunkRoom:
         Then a thread only keeps what its library needs.
         """
         room = self._shared_nbytes // 2
-        return max(1, self.most_workers, room // _CONTEXTS_NBYTES)
+        return max(self.most_workers, room // _CONTEXTS_NBYTES)
 
     @cached_property
     def most_window_nbytes(self) -> int:
