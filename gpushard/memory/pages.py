@@ -58,6 +58,13 @@ def in_huge_pages(nbytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(pages, np.uint8)[:nbytes]
 
 
+def into_or_pages(into: NDArray[np.uint8] | None, nbytes: int) -> NDArray[np.uint8]:
+    """The first `nbytes` of `into`, if it has as many; else memory as by `in_pages`."""
+    if into is None or len(into) < nbytes:
+        return in_pages(nbytes)
+    return into[:nbytes]
+
+
 def pages_if_any(nbytes: int) -> NDArray[np.uint8] | None:
     """Memory to fetch `nbytes` into, as by `in_pages`; None if the host has none.
 

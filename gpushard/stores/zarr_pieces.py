@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import into_or_pages
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr_loop import without_exits
 from gpushard.stores.zarr_ranges import (
@@ -116,7 +116,7 @@ class PiecedGets:
         nbytes = stop - start
         if nbytes <= piece_nbytes:
             return None
-        data = _memory_for(request, nbytes)
+        data = into_or_pages(request.into, nbytes)
         n_behind = self._n_behind(request, nbytes)
         fetch = _PiecedFetch(self._objects, request.key, start, data, n_behind)
         is_sound = await fetch.fetch_all(piece_nbytes)
@@ -133,12 +133,6 @@ class PiecedGets:
         most = longest_answer(request)
         is_at_end = request.start < 0 or most is None or nbytes < most
         return int(is_at_end and not self._gets.asks_sizes)
-
-
-def _memory_for(request: ByteRequest, nbytes: int) -> NDArray[np.uint8]:
-    """The request's memory, if it is large enough, or new memory."""
-    into = request.into
-    return in_pages(nbytes) if into is None or len(into) < nbytes else into[:nbytes]
 
 
 class _PiecedFetch(NamedTuple):

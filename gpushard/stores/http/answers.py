@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
-from gpushard.memory.pages import in_pages
+from gpushard.memory.pages import in_pages, into_or_pages
 from gpushard.stores.answers import ObjectFacts, RefusalError
 from gpushard.stores.failures import failure, first_line_of, other_bytes, too_slow
 from gpushard.stores.http.exchange import Exchange
@@ -61,8 +61,7 @@ class HttpAnswer:
         self, nbytes: int, into: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
         """Read a body that should have `nbytes`."""
-        is_roomy = into is not None and len(into) >= nbytes
-        data = into[:nbytes] if into is not None and is_roomy else in_pages(nbytes)
+        data = into_or_pages(into, nbytes)
         limit_s = self._settings.wait_limits.limit_s(nbytes)
         self._limit_to(limit_s)
         try:
