@@ -186,7 +186,7 @@ class Answer(Protocol):
         Raises
         ------
         RefusalError, StoreError
-            As for `body`; and if the end of the object would not show.
+            As for `read_body`; and if the end of the object would not show.
         """
         ...
 

@@ -76,6 +76,15 @@ class Repeats:
     lost_limit_s: float = 0.0
 
 
+def usual_repeats(patience_s: float) -> Repeats:
+    """When requests are repeated where nobody has said it.
+
+    A server that accepts connections but never answers costs two attempts, which take
+    two thirds of the patience: none starts after `lost_limit_s`.
+    """
+    return Repeats(0.1, n_most=4, lost_limit_s=patience_s * 8 / 15)
+
+
 @dataclass(slots=True)
 class _Attempts:
     """What was tried for one request.

@@ -16,6 +16,7 @@ from gpushard.stores.failures import first_line_of, without_credentials
 from gpushard.stores.http.connecting import origin_of
 from gpushard.stores.http.settings import settings_of
 from gpushard.stores.http.store import HttpStore
+from gpushard.stores.patience import usual_repeats
 from gpushard.stores.ranged import RangedStore
 
 # Time limit for listings and writes, which have no other limit. The body of an answer
@@ -162,12 +163,8 @@ def _parts(url: str) -> SplitResult:
 
 
 def _limits(patience_s: float, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings of obstore's client and of its retries; `settings` may change them.
-
-    A server that accepts connections but never answers costs two reads, which take two
-    thirds of the patience.
-    """
-    read_limit = f"{patience_s / 3:g}s"
+    """Settings of obstore's client and of its retries; `settings` may change them."""
+    read_limit, repeats = f"{patience_s / 3:g}s", usual_repeats(patience_s)
     client_options = {
         **_CLIENT_OPTIONS,
         "connect_timeout": read_limit,
@@ -183,9 +180,8 @@ def _limits(patience_s: float, settings: dict[str, Any]) -> dict[str, dict[str, 
     return {
         "client_options": client_options,
         "retry_config": {
-            "max_retries": 4,
-            # No attempt starts after this time, so at most one more read is added.
-            "retry_timeout": timedelta(seconds=patience_s * 8 / 15),
+            "max_retries": repeats.n_most,
+            "retry_timeout": timedelta(seconds=repeats.lost_limit_s),
             **settings.pop("retry_config", {}),
         },
     }

@@ -10,7 +10,8 @@ from typing import Any
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.options import Options
-from gpushard.stores.patience import Repeats, WaitLimits
+from gpushard.stores.http.wire import TOKEN
+from gpushard.stores.patience import Repeats, WaitLimits, usual_repeats
 
 # Bodies must not be encoded, because byte ranges of an encoded body are not ranges of
 # the object.
@@ -27,7 +28,6 @@ _OWN_HEADERS = frozenset(
         "transfer-encoding",
     )
 )
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_TEXT = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 _UNITS = {
@@ -154,13 +154,9 @@ def settings_of(
 
 
 def _repeats(retry: _NamedSettings, patience_s: float) -> Repeats:
-    """When requests are repeated.
-
-    A server that accepts connections but never answers costs two attempts, which take
-    two thirds of the patience.
-    """
+    """When requests are repeated: as usual, but for what the user set."""
     backoff = _NamedSettings("backoff", retry.take("backoff") or {})
-    usual = Repeats(0.1, n_most=4, lost_limit_s=patience_s * 8 / 15)
+    usual = usual_repeats(patience_s)
     repeats = Repeats(
         first_pause_s=backoff.seconds("init_backoff", usual.first_pause_s),
         pause_factor=backoff.number("base", usual.pause_factor, float),
@@ -271,7 +267,7 @@ def _headers(
     headers: dict[str, str] = {}
     for name, value in {"User-Agent": agent or "gpushard", **named}.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-        is_named = isinstance(name, str) and _HEADER_NAME.fullmatch(name)
+        is_named = isinstance(name, str) and TOKEN.fullmatch(name)
         if not is_named or _NOT_IN_TEXT.search(text):
             raise StoreError(
                 f"the header {name!r} cannot be sent",

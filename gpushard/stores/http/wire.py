@@ -27,10 +27,11 @@ MOST_HEAD_NBYTES = 64 * KIB
 _RECEIVED_NBYTES = 16 * KIB
 _MOST_LINE_NBYTES = 4 * KIB
 
+# RFC 9110, 5.6.2: the name of a header.
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LINE_END = re.compile(rb"\r?\n")
 _HEAD_END = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: .*)?")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NOT_IN_TEXT = re.compile(r"[\0-\x08\x0a-\x1f\x7f]")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?", re.DOTALL)
@@ -267,7 +268,7 @@ def _headers(lines: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
-        if not colon or _NAME.fullmatch(name) is None or _NOT_IN_TEXT.search(value):
+        if not colon or TOKEN.fullmatch(name) is None or _NOT_IN_TEXT.search(value):
             raise BrokenAnswerError("the server sends a malformed header")
         name, value = name.lower(), value.strip(" \t")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
