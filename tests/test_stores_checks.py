@@ -20,6 +20,7 @@ from gpushard.fused import choice
 from gpushard.selecting.selection import whole
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.checks import checked
+from gpushard.stores.key_value import key_value_store
 from spec_shards import LITTLE, document, index_of, shard_of, sharding
 
 N = 64
@@ -197,3 +198,26 @@ def test_a_store_that_answers_nothing_is_named_wherever_it_is_asked(tmp_path):
             look()
     with pytest.raises(gpushard.NotFoundError, match="there is no b/"):
         gpushard.open_array(store, "b", device="cpu")  # what is near is only a hint
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda _: None, "got a NoneType"),
+        (lambda answers: answers[1:], "got 0 answers"),
+        (
+            lambda answers: [a._replace(data=a.data.astype("i4")) for a in answers],
+            "int32",
+        ),
+    ],
+)
+def test_values_of_a_store_that_keeps_no_contract_are_not_handed_on(
+    tmp_path, change, match
+):
+    store = Answering(put(tmp_path, {}, c_0=BYTES))
+    values = key_value_store(store)
+    span = "c/0", (2, 5)
+    assert values.get_partial_values([span]) == [BYTES[2:7]]
+    store.change = change
+    with pytest.raises(StoreError, match=match):
+        values.get_partial_values([span])

@@ -14,6 +14,7 @@ import numpy as np
 from gpushard.arguments import instance
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
+from gpushard.stores.checks import asked
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.zarr_loop import run_in_loop
 from gpushard.stores.zarr_store import ZarrStore
@@ -237,7 +238,7 @@ class ZarrKeyValueStore:
 def _partial_values(
     store: Store, key_ranges: Sequence[KeyRange]
 ) -> Sequence[bytes | None]:
-    answers = store.read([_request(*key_range) for key_range in key_ranges])
+    answers = asked(store, [_request(*key_range) for key_range in key_ranges])
     # The last bytes of a value were asked for up to its end, whatever their length.
     return [
         None if answer is None else answer.data[:length].tobytes()
