@@ -20,6 +20,7 @@ from device_fetch_cases import emulated, small_batches, stored
 from forked import answers_in_a_fork
 from gpushard import Loader
 from gpushard.devices.lane import Lane
+from gpushard.devices.payload.ring import Slot
 from gpushard.loader import reading
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.options import Options
@@ -168,6 +169,23 @@ def test_a_batch_whose_wait_was_interrupted_is_waited_for_again():
     with pytest.raises(KeyboardInterrupt):
         lane.settle_all()
     lane.settle_all()
+    assert device.is_idle
+
+
+@pytest.mark.parametrize("counts_streams", [False, True])
+def test_a_slot_whose_wait_was_interrupted_is_waited_for_again(counts_streams):
+    """Else another thread fetches into it while the device still copies."""
+    device = emulated(Interrupted)
+    device.hits = (0,)
+    budget = small_batches(1000)
+    lane = Lane(device, device.create_stream(), budget, counts_streams)
+    slot = Slot(device, 1000)
+    lane.upload(slot.memory(100))
+    slot.note_copy(lane)
+    with pytest.raises(KeyboardInterrupt):
+        slot.reclaim()
+    assert not device.is_idle
+    slot.reclaim()
     assert device.is_idle
 
 

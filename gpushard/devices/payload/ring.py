@@ -65,14 +65,18 @@ class Slot:
 
         Raises `DeviceError` if work on the device failed.
         """
-        while self._copied:
-            _, copied = self._copied.popitem()
-            if copied.lane.n_waits > copied.n_waits:
-                continue
-            if copied.event is None:  # the batch ended before its streams were counted
-                self._device.wait_for(copied.lane.stream)
-            else:
-                self._device.wait(copied.event)
+        for stream, copied in list(self._copied.items()):
+            self._wait_for(copied)
+            # Not before: an interrupt may have ended the wait.
+            del self._copied[stream]
+
+    def _wait_for(self, copied: _Copy) -> None:
+        if copied.lane.n_waits > copied.n_waits:
+            return
+        if copied.event is None:  # the batch ended before its streams were counted
+            self._device.wait_for(copied.lane.stream)
+        else:
+            self._device.wait(copied.event)
 
     def memory(self, nbytes: int) -> NDArray[np.uint8]:
         """First `nbytes` bytes of the slot: uint8, host, pinned."""
