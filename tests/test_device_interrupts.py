@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from itertools import count
 
 import numpy as np
@@ -187,6 +188,22 @@ def test_a_slot_whose_wait_was_interrupted_is_waited_for_again(counts_streams):
     assert not device.is_idle
     slot.reclaim()
     assert device.is_idle
+
+
+def test_rows_that_a_consumer_still_uses_are_not_given_back_after_an_interrupt(
+    monkeypatch,
+):
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: lost.append(what.exc_type))
+    device, consumer = emulated(Interrupted), 0
+    device.hits = (0,)
+    memory = DeviceMemory(device, 0, lambda: consumer)
+    rows = memory.take((9,), np.dtype("i4"))
+    device.copy(rows.address, rows.address, rows.nbytes, consumer)
+    del rows, memory
+    gc.collect()
+    assert device.is_idle
+    assert lost == [KeyboardInterrupt]
 
 
 def test_a_write_gives_back_no_memory_before_its_work_is_done(tmp_path):

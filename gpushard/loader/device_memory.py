@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpushard.devices.base import Device, DeviceBuffer, Event, Stream, wait_out
 from gpushard.devices.output import DeviceOutput, contiguous_strides
 from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
+from gpushard.pools import to_the_end
 
 
 @dataclass(slots=True)
@@ -31,8 +33,9 @@ class _Free:
     def __del__(self) -> None:
         # An allocator does not know the streams on which memory was used.
         if not (self.is_taken or sys.is_finalizing()):
+            # An interrupt must not end the wait; it is lost in here.
             with suppress(DeviceError):
-                self.device.wait(self.event)
+                to_the_end(partial(self.device.wait, self.event))
 
 
 class DeviceMemory:
