@@ -245,6 +245,8 @@ def test_the_sanitizer_of_a_wheel_is_found(tmp_path, monkeypatch, place):
     monkeypatch.setattr(checks, "_PLACES", ("{home}/bin/compute-sanitizer",))
     monkeypatch.setattr(sys, "path", ["elsewhere", str(tmp_path)])
     assert checks.find_sanitizer() == str(tool)
+    tool.chmod(0o644)
+    assert checks.find_sanitizer() is None
 
 
 def arguments(tmp_path, *more, device=DEVICE):

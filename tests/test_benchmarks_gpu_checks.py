@@ -48,6 +48,20 @@ def test_each_tool_has_its_own_words_for_nothing_found(tmp_path, monkeypatch, to
     assert found["is_clean"]
 
 
+def test_an_answer_of_the_driver_is_no_error_of_a_kernel(tmp_path, monkeypatch):
+    """A wait asks until its work is done; only memcheck reports what calls answer."""
+    program = tmp_path / "compute-sanitizer"
+    program.write_text('#!/bin/sh\necho "asked: $*"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(checks, "find_sanitizer", lambda: str(program))
+    asked = {}
+    for tool in ("memcheck", "racecheck"):
+        run = Run(DEVICE, "tiny", tmp_path, emit=lambda row: asked.update(row))
+        checks.run_sanitizer(tool, run)
+        is_silent = "--report-api-errors no" in asked["output"]
+        assert is_silent is (tool == "memcheck")
+
+
 # As compute-sanitizer 2026 prints it, with device frames alone.
 OURS = """\
 ========= Uninitialized __global__ memory read of size 8 bytes
