@@ -307,6 +307,16 @@ def test_nothing_is_begun_without_what_all_tasks_need(tmp_path, monkeypatch, cap
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["training/ours/zstd/chunk", "sanitiser"])
+def test_names_of_no_task_are_refused(tmp_path, monkeypatch, capsys, name):
+    """Rows of a task are not asked for alone; on a lent GPU each minute counts."""
+    monkeypatch.delattr(command, "_work_off")
+    _, given = arguments(tmp_path, "--only", "facts", name)
+    with pytest.raises(SystemExit):
+        command.main(given)
+    assert f"no task begins with {name}\n" in capsys.readouterr().err
+
+
 def test_emulated_rows_are_no_results(tmp_path, capsys):
     results = Path(command.__file__).parents[1] / "results" / "x.json"
     with pytest.raises(SystemExit):

@@ -62,12 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refused = "" if is_emulated else _lacking()
     if refused:
         parser.error(refused)
+    every = tasks(SIZES[given.sizes])
+    unknown = [name for name in given.only or () if not _begins_any(name, every)]
+    if unknown:
+        parser.error(f"no task begins with {', '.join(unknown)}")
     directory = given.dir or Path(tempfile.gettempdir()) / "gpushard-gpu-benchmark"
     log = given.log or given.out.with_suffix(".log")
     record = Record(given.out, log, is_emulated=is_emulated)
     chosen = [
         task
-        for task in tasks(SIZES[given.sizes])
+        for task in every
         if task.stage in given.stages and _is_meant(task, given.only)
     ]
     _work_off(record, chosen, given, directory)
@@ -86,6 +90,10 @@ def _lacking() -> str:
     if not missing:
         return ""
     return f"{' and '.join(missing)} missing; run: pip install '.[cuda13,fast,test]'"
+
+
+def _begins_any(name: str, every: Sequence[Task]) -> bool:
+    return any(_is_meant(task, [name]) for task in every)
 
 
 def _is_meant(task: Task, only: Sequence[str] | None) -> bool:
