@@ -12,6 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zarr
 
@@ -31,9 +32,11 @@ from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.sizes import CODECS, TINY
 from benchmarks.gpu.tasks import STAGES, tasks
 from benchmarks.gpu.vendor_crc import KernelConf, Options, VendorCrc
+from cuda_cases import two_gpus
 from cuda_host import kvikio_standin
 from cuda_host.machine import emulated
 from gpushard.devices import budget
+from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.kernels import load_kernel_sources
 from nvcomp_batch import Batch, vendor_library
 
@@ -230,6 +233,26 @@ def test_every_kernel_is_launched_where_the_sanitizer_looks():
     launched, wrong = exercise.exercise(emulated().device)
     assert set(load_kernel_sources()) - launched == exercise.NOT_READ
     assert not wrong
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    yield from two_gpus(monkeypatch, tmp_path)
+
+
+def test_the_sanitizer_sees_where_each_allocation_ends(cupy, monkeypatch):
+    allocators = []
+    cuda, device = sys.modules["cupy"].cuda, CudaDevice(0)
+    monkeypatch.setattr(cuda, "set_allocator", allocators.append, raising=False)
+    monkeypatch.setattr(cuda.runtime, "hostAllocPortable", 1, raising=False)
+    exercise.without_pools(device)
+    before = cupy.host_nbytes
+    held = [device.allocate_pinned(1000)]
+    assert (len(held[0]), held[0].dtype) == (1000, np.uint8)
+    assert cupy.host_nbytes - before == 1000
+    held.clear()
+    assert cupy.host_nbytes == before
+    assert allocators == [None]
 
 
 @pytest.mark.parametrize(
