@@ -25,6 +25,7 @@ from gpushard.devices.base import (
     Stream,
 )
 from gpushard.devices.cuda_copies import CudaCopier, copy_calls, query_calls
+from gpushard.devices.cuda_current import CurrentDevice
 from gpushard.devices.cuda_facts import version_text
 from gpushard.devices.cuda_modules import CudaModules, architecture_for
 from gpushard.devices.endless import Endless, PooledBuffer
@@ -332,9 +333,9 @@ class CudaDevice:
         with self._current():
             return int(self._cupy.cuda.get_current_stream().ptr)
 
-    def _current(self) -> _Current:
+    def _current(self) -> CurrentDevice:
         """Make this the thread's device, and turn CuPy's errors into gpushard's."""
-        return _Current(self, self._device)
+        return CurrentDevice(self, self._device, self._runtime)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -372,28 +373,3 @@ class CudaDevice:
     def _capability(self) -> tuple[int, int]:
         text = str(self._device.compute_capability)
         return int(text[:-1]), int(text[-1])
-
-
-class _Current:
-    """The context of `CudaDevice._current`.
-
-    Each call of the driver has one, and a generator would take four times as long.
-    """
-
-    def __init__(self, owner: CudaDevice, device: Any) -> None:
-        self._owner, self._device = owner, device
-
-    def __enter__(self) -> None:
-        self._owner.check()
-        try:
-            self._device.__enter__()
-        except self._owner.errors as error:
-            raise self._owner.failure(error) from error
-
-    def __exit__(self, kind: object, raised: object, trace: object) -> None:
-        try:
-            self._device.__exit__(kind, raised, trace)
-        except self._owner.errors as error:
-            raise self._owner.failure(error) from error
-        if raised is not None and isinstance(raised, self._owner.errors):
-            raise self._owner.failure(raised) from raised

@@ -78,6 +78,7 @@ class Runtime:
     def setDevice(self, device: int) -> None:
         self._cupy.thread.device = device
         self._cupy.thread.contexts.add(device)
+        self._cupy.contexts.add(device)
 
     @strict
     def getDeviceProperties(self, device: int) -> dict[str, Any]:

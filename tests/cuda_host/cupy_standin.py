@@ -67,6 +67,8 @@ class Cupy:
     ----------
     devices
         What it runs on, by ordinal.
+    contexts
+        Ordinals of the devices that have a context; `setDevice` makes one (CUDA 12).
     pinned
         Address of each piece of pinned memory -> the array, as long as there is one.
     host_nbytes, host_limit_nbytes
@@ -79,6 +81,7 @@ class Cupy:
     def __init__(self, *devices: EmulatedDevice) -> None:
         self.devices = devices
         self.thread = _Thread()
+        self.contexts: set[int] = set()
         self.pinned: weakref.WeakValueDictionary[int, Any]
         self.pinned = weakref.WeakValueDictionary()
         self.host_nbytes, self.host_limit_nbytes = 0, 1 << 40
