@@ -313,6 +313,7 @@ def test_the_other_tests_for_a_gpu_pass_here(cupy, tmp_path):
     test_gpu_reads.test_values_are_cast_on_the_way(tmp_path / "c", device, "f2")
     test_gpu_reads.test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device)
     test_gpu_reads.test_any_array_is_read_as_on_the_host(device)
+    test_gpu_reads.test_what_no_kernel_scatters_is_read_by_the_host(tmp_path, device)
     test_gpu_loader.test_batches_are_those_of_the_host("rows", 1 / 255, "device")
 
 

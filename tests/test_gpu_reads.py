@@ -17,15 +17,17 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import array_strategies as arrays
 import gpushard
+from cuda_host.reads import read_by_either
 from flipped_bytes import damage_inner_chunks
 from gpushard.devices import sink
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
+from gpushard.devices.reading import DeviceRead
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from real_gpu import cuda_device
 from selection_strategies import basic_keys, masks, orthogonal_keys, point_keys
+from v3_documents import document, rectilinear
 from zarr_oracle import assert_same_bits
 
 pytestmark = pytest.mark.gpu
@@ -73,7 +75,7 @@ def read_on_gpu(a, selections, device, dtype=None):
         outputs.append(DeviceOutput(buffer.address, shape, strides, wanted))
     # Where the host would be faster the device is what is tested all the same.
     source = replace(a.source, options=a.source.options.but(placement="device"))
-    job = read_to_device(DeviceRead(source, selections, outputs, device, Tally()))
+    job = read_by_either(DeviceRead(source, selections, outputs, device, Tally()))
     stream = device.create_stream()
     for buffer, output in zip(buffers, outputs, strict=True):
         nbytes = int(np.prod(output.shape)) * wanted.itemsize
@@ -219,6 +221,16 @@ def test_values_are_cast_on_the_way(tmp_path, device, dtype):
     a = gpushard.open_array(tmp_path, device="cpu")
     results, _ = read_on_gpu(a, [whole(a.shape)], device, dtype)
     assert_same_bits(results[0], values.astype(dtype))
+
+
+def test_what_no_kernel_scatters_is_read_by_the_host(tmp_path, device):
+    """Inner chunks of several lengths: few of the arrays that are drawn have them."""
+    grid = rectilinear([4, 6], 6)
+    nothing = document(shape=[10, 12], chunk_grid=grid, fill_value=7)
+    (tmp_path / "zarr.json").write_text(json.dumps(nothing))
+    a = gpushard.open_array(tmp_path, device="cpu")
+    results, _ = read_on_gpu(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], np.full(a.shape, 7, "i4"))
 
 
 def test_what_is_handed_out_and_taken_are_cupys_arrays(tmp_path, device):

@@ -20,6 +20,7 @@ TESTS = {
     "every_chain_is_decoded_on_the_device": "reads",
     "interop_samples_are_read_as_on_the_host": "reads",
     "values_are_cast_on_the_way": "reads",
+    "what_no_kernel_scatters_is_read_by_the_host": "reads",
     "what_is_handed_out_and_taken_are_cupys_arrays": "reads",
     "lanes_that_overlap_change_nothing": "reads",
     "damage_is_refused_with_its_place": "reads",

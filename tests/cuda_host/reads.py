@@ -47,7 +47,7 @@ def read_on_device(
         if source.options.placement != placement:
             source = replace(source, options=source.options.but(placement=placement))
         read = DeviceRead(source, selections, outputs, device, Tally())
-        job = read_to_device(read) or _read_by_host(read)
+        job = read_by_either(read)
     results = [
         buffer.read().view(wanted).reshape(out.shape)
         for buffer, out in zip(buffers, outs, strict=True)
@@ -55,8 +55,14 @@ def read_on_device(
     return results, job
 
 
-def _read_by_host(read: DeviceRead) -> Job:
-    """What the device does not scatter, read as for users of `gpushard.Array`."""
+def read_by_either(read: DeviceRead) -> Job:
+    """A read to a device; the host reads what the device does not scatter.
+
+    So it is for users of `gpushard.Array`, too.
+    """
+    job = read_to_device(read)
+    if job is not None:
+        return job
     jobs: list[Job] = []
 
     def read_here(results: Sequence[NDArray[Any]]) -> None:
