@@ -22,7 +22,7 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
-    ("pools", "work_queue", "arguments", "write_options"),
+    ("pools", "work_queue", "arguments", "write_options", "quiet"),
     ("options", "report", "workers", "damage", "attributes"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),

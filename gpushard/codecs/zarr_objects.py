@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -18,6 +17,7 @@ from zarr.registry import get_codec_class
 from gpushard.codecs.bytes import UNSIZED_KINDS
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec, Elements
+from gpushard.quiet import without_warnings
 
 _OF_NUMCODECS = "numcodecs."
 _TRIED_NBYTES = 8
@@ -76,10 +76,9 @@ def codec_object(spec: CodecSpec) -> Any:
             hint="install the package that provides it",
         ) from error
     document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
-    with _configuring(spec), warnings.catch_warnings():
-        # Some zarr releases warn that numcodecs' codecs are not in the specification; a
-        # reader cannot change that.
-        warnings.simplefilter("ignore")
+    # Some zarr releases warn that numcodecs' codecs are not in the specification; a
+    # reader cannot change that.
+    with _configuring(spec), without_warnings():
         return codec_class.from_dict(document)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Required, TypedDict
@@ -11,6 +10,7 @@ import numpy as np
 
 from gpushard.arguments import keywords_of, mapping, refuse_unknown
 from gpushard.errors import OptionError
+from gpushard.quiet import without_warnings
 
 Shape = int | Sequence[int]
 
@@ -116,9 +116,8 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
 
     store = MemoryStore()
     try:
-        with warnings.catch_warnings():
-            # zarr warns of new data types and codecs, which the caller asked for.
-            warnings.simplefilter("ignore")
+        # zarr warns of new data types and codecs, which the caller asked for.
+        with without_warnings():
             zarr.create_array(store, zarr_format=3, **given)
     except Exception as error:
         # Python's text of it is nothing but the name of what is missing.
@@ -148,8 +147,7 @@ def data_type_of(data_type_json: Any, dtype: np.dtype[Any]) -> Any:
     from zarr.core.dtype import get_data_type_from_json
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as in `_written_by_zarr`
+        with without_warnings():  # as in `_written_by_zarr`
             return get_data_type_from_json(data_type_json, zarr_format=3)
     except Exception:  # noqa: BLE001 - zarr raises what it likes; it may know NumPy's
         return dtype
