@@ -375,3 +375,11 @@ def test_arrays_on_a_device_are_written_by_the_device(a, monkeypatch):
 def test_zarr_finds_the_pipeline_by_the_name_that_users_write():
     assert entry_points("zarr.codec_pipeline") == {"gpushard": GpushardCodecPipeline}
     assert zarr.registry.get_pipeline_class() is GpushardCodecPipeline
+
+
+def test_a_read_repeats_no_warning_that_opening_gave():
+    with quiet_zarr():
+        z = zarr.create_array(MemoryStore(), data=np.array([b"a", b"bc"]), chunks=(1,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert z[...].tolist() == [b"a", b"bc"]

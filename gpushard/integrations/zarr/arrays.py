@@ -21,6 +21,7 @@ from gpushard.errors import LimitError, MetadataError, UnsupportedError
 from gpushard.integrations.zarr.pieces import Entry
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT, LIMITS, Options
+from gpushard.quiet import without_warnings
 from gpushard.source import Source
 from gpushard.stores.base import FetchCosts, Store
 from gpushard.stores.local import LocalStore
@@ -183,7 +184,9 @@ def _layout_of(metadata: Any, options: Options) -> ArrayLayout | UnsupportedErro
     """
     # Tuples become lists. Attributes can be large, and what gpushard reads from those
     # of Zarr v2 (rolled arrays) means nothing to zarr.
-    document = json.loads(json.dumps({**metadata.to_dict(), "attributes": {}}))
+    with without_warnings():  # zarr has warned of them when it opened the array
+        members = metadata.to_dict()
+    document = json.loads(json.dumps({**members, "attributes": {}}))
     try:
         return parse_array(document, "", options)
     except LimitError:
