@@ -254,6 +254,8 @@ class ArrayLayout:
     fill_is_missing
         Whether an element that equals the fill value is a missing one to xarray: in
         Zarr v2, unless the fill value is null.
+    is_v2
+        Whether the metadata are those of Zarr v2.
     """
 
     path: str
@@ -274,6 +276,7 @@ class ArrayLayout:
     dimension_names: tuple[str | None, ...] | None
     data_path: str | None = None
     fill_is_missing: bool = False
+    is_v2: bool = False
 
     @property
     def elements(self) -> Elements:

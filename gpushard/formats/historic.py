@@ -64,6 +64,7 @@ class HistoricArray:
     data_path: str | None = None
     paths: tuple[str, str, str] = ("shape", "chunks", "dtype")
     fill_is_missing: bool = False
+    is_v2: bool = False
 
     def layout(self, path: str, options: Options) -> ArrayLayout:
         """Layout of the array at `path`."""
@@ -91,6 +92,7 @@ class HistoricArray:
             dimension_names=self.dimension_names,
             data_path=self.data_path,
             fill_is_missing=self.fill_is_missing,
+            is_v2=self.is_v2,
         )
 
     def _fill_value_json(self, is_variable_length: bool) -> Any:

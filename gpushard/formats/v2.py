@@ -86,6 +86,7 @@ def _parse(document: Mapping[str, Any]) -> HistoricArray:
         attributes=attributes,
         dimension_names=_dimension_names(document, attributes, ndim),
         fill_is_missing=document["fill_value"] is not None,
+        is_v2=True,
     )
 
 

@@ -275,25 +275,26 @@ def _dimensions(array: Array) -> tuple[str, ...]:
 
 def _attributes(array: Array) -> dict[str, Any]:
     """Attributes as xarray decodes them, without what only others need."""
-    attributes = {k: v for k, v in array.attrs.items() if k != DIMENSION_NAMES}
+    attributes = dict(array.attrs)
     is_v2 = _is_v2(array)
-    if is_v2:  # of Zarr v3, xarray takes any others
+    if is_v2:  # of Zarr v3, xarray takes all
+        attributes.pop(DIMENSION_NAMES, None)
         attributes = {k: v for k, v in attributes.items() if not _is_netcdf_s(k)}
     if array.source.layout.fill_is_missing:
         return {**attributes, "_FillValue": array.fill_value}
     fill = attributes.get("_FillValue")
     # In Zarr v3 it stores that of floats in base64; other writers store numbers.
-    if not is_v2 and isinstance(fill, {"f": str, "c": list}.get(array.dtype.kind, ())):
+    kind = array.dtype.kind
+    if not is_v2 and isinstance(fill, {"f": str, "c": list}.get(kind, ())):
         attributes["_FillValue"] = _fill_value_in_base64(fill, array)
     return attributes
 
 
 def _is_v2(array: Array) -> bool:
-    """Whether xarray would take the array for one of Zarr v2."""
-    layout = array.source.layout
-    # Zarr v3 has names of dimensions elsewhere.
-    is_noted = layout.keys.kind == "v2" and any(map(_is_netcdf_s, array.attrs))
-    return DIMENSION_NAMES in array.attrs or layout.fill_is_missing or is_noted
+    """Whether the array is one of Zarr v2, or names its dimensions as those do."""
+    # Arrays of Zarr v3 can have the attribute beside the names: it means nothing there.
+    is_named_so = array.dimension_names is None and DIMENSION_NAMES in array.attrs
+    return array.source.layout.is_v2 or is_named_so
 
 
 def _is_netcdf_s(attribute: str) -> bool:
