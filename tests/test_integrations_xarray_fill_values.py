@@ -54,3 +54,35 @@ def test_an_array_of_zarr_v2_needs_no_attribute_to_be_one(tmp_path):
     (tmp_path / "s" / ".zattrs").write_text("{}")
     ours = xr.open_dataset(tmp_path, engine="gpushard")
     assert "fill_value" not in ours.s.encoding
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill", "n_missing"),
+    [
+        ("u1", 3.0, 1),
+        ("i2", 3.5, 1),
+        ("i8", True, 1),
+        ("i2", 1e30, 0),
+        ("?", 1, 3),
+        ("?", 7, 3),
+        ("?", 0.0, 1),
+    ],
+)
+def test_fill_values_of_whole_numbers_are_those_that_xarray_makes_of_any_number(
+    tmp_path, dtype, fill, n_missing
+):
+    group = zarr.create_group(tmp_path)
+    about = {"attributes": {"_FillValue": fill}, "dimension_names": ["x"]}
+    group.create_array("n", data=np.arange(4).astype(dtype), **about)
+    n = assert_same_as_theirs(tmp_path).n
+    assert int(n.isnull().sum()) == n_missing
+
+
+@pytest.mark.filterwarnings("ignore:variable .* non-conforming")
+@pytest.mark.parametrize("fill", [float("nan"), float("inf")])
+def test_no_whole_number_equals_a_fill_value_that_is_none(tmp_path, fill):
+    group = zarr.create_group(tmp_path)
+    about = {"attributes": {"_FillValue": fill}, "dimension_names": ["x"]}
+    group.create_array("n", data=np.arange(4), **about)
+    n = xr.open_dataset(tmp_path, engine="gpushard").n
+    assert n.values.tolist() == [0, 1, 2, 3]

@@ -287,6 +287,9 @@ def _attributes(array: Array) -> dict[str, Any]:
     kind = array.dtype.kind
     if not is_v2 and isinstance(fill, {"f": str, "c": list}.get(kind, ())):
         attributes["_FillValue"] = _fill_value_in_base64(fill, array)
+    elif not is_v2 and kind in "biu" and isinstance(fill, int | float):
+        with suppress(ValueError, OverflowError):  # no element is infinite, or NaN
+            attributes["_FillValue"] = FillValueCoder.decode(fill, array.dtype)
     return attributes
 
 
