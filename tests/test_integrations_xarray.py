@@ -339,6 +339,7 @@ def test_the_engine_names_no_address_as_it_has_none_before_a_release():
         ({"zarr_format": 3}, "no parameter 'zarr_format'; choose from mask_and"),
         ({"decode_time": False}, "parameter 'decode_time'.*ant decode_times="),
         ({"group": 3}, "group is the path of a group: got 3"),
+        ({"consolidated": "yes"}, "^consolidated is True or False: got 'yes'"),
         ({"drop_variables": 3}, "drop_variables are names of arrays: got 3"),
         ({"drop_variables": ["a", 3]}, "drop_variables are names of arrays"),
         ({"drop_variables": [["a"]]}, "drop_variables are names of arrays"),

@@ -138,6 +138,8 @@ def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
     refuse_unknown(decoding, _PARAMETERS[1:], "engine='gpushard' has no parameter")
     if not isinstance(group, str | None):
         raise OptionError("group is the path of a group", got=repr(group))
+    if not isinstance(consolidated, bool | None):
+        raise OptionError("consolidated is True or False", got=repr(consolidated))
     opened = partial(
         open_group,
         filename_or_obj,
