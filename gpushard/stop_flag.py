@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from _thread import allocate_lock, get_ident
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
+
+_T = TypeVar("_T")
 
 # What ends a program: Ctrl-C, and what handlers of other signals raise to leave.
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
@@ -109,6 +112,15 @@ def enter(flag: StopFlag) -> None:
 def leave() -> None:
     """Have the calling thread work for nobody; see `enter`."""
     _flags.pop(get_ident(), None)
+
+
+def call_for(flag: StopFlag, do: Callable[[], _T]) -> _T:
+    """Result of `do`, called by this thread for those who may set `flag`."""
+    enter(flag)
+    try:
+        return do()
+    finally:
+        leave()
 
 
 def flag_here() -> StopFlag | None:

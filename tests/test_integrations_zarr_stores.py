@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 import zarr
@@ -259,3 +261,37 @@ def test_an_index_at_the_front_is_asked_for_by_get_too():
     (key, index), (_, payload) = store.got
     assert (key, index) == ("c/0", RangeByteRequest(0, 4 * 16 + 4))
     assert payload.start >= index.end
+
+
+class Hanging(MemoryStore):
+    """A store whose answers never come while `hangs`."""
+
+    hangs = False
+    n_begun = n_cancelled = 0
+
+    async def get(self, key, prototype=None, byte_range=None):
+        if self.hangs:
+            self.n_begun += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.n_cancelled += 1
+        return await super().get(key, prototype, byte_range)
+
+
+def test_cancelled_reads_break_off_their_requests_and_leave_room_for_others(objects):
+    async def reads():
+        array = await zarr.api.asynchronous.open_array(store=Hanging(objects), mode="r")
+        store = array.store  # another one, for reading only
+        store.hangs = True
+        given_up = [asyncio.wait_for(array.getitem(i), 0.2) for i in range(40)]
+        told = await asyncio.gather(*given_up, return_exceptions=True)
+        assert {type(error) for error in told} == {TimeoutError}
+        store.hangs = False
+        element = await asyncio.wait_for(array.getitem(5), 10)
+        assert store.n_cancelled == store.n_begun > 0
+        return element, len(asyncio.all_tasks())
+
+    with using("ours"):
+        element, n_tasks = asyncio.run(reads())
+    assert (element, n_tasks) == (VALUES[5], 1)

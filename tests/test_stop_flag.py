@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 
 from forked import answers_in_a_fork
 from gpushard import pools
+from gpushard.errors import StoreError
 from gpushard.stop_flag import StopFlag, enter, flag_here, is_stopped, leave, stop_all
+from gpushard.stores.zarr_loop import run_in_loop
 from interrupts import is_cut_off
 
 # Before its `try` no call looks for signals.
@@ -140,3 +143,30 @@ def test_a_thread_that_works_for_others_does_not_stop_them(flag):
 def test_threads_of_a_fork_work_for_nobody(flag):
     assert answers_in_a_fork(lambda: flag_here() is None)
     assert flag_here() is flag
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_zarr_store_is_asked_for_is_broken_off(flag, is_late):
+    begun, cancelled = threading.Event(), []
+
+    async def asked() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(1)
+            raise
+
+    def set_it() -> None:
+        begun.wait(10)
+        flag.set()
+
+    if is_late:  # nothing is waited for that nobody wants
+        flag.set()
+    other = threading.Thread(target=set_it)
+    other.start()
+    with pytest.raises(StoreError, match="cancelled"):
+        run_in_loop(asked)
+    begun.set()
+    other.join(10)
+    assert cancelled == [1] or is_late

@@ -15,6 +15,7 @@ from xarray.core import indexing
 from gpushard.array import Array
 from gpushard.integrations.xarray_points import read_points
 from gpushard.selecting import expressions
+from gpushard.stop_flag import StopFlag, call_for
 
 FILL_VALUES = ("_FillValue", "missing_value")
 """Attributes that name packed values of missing elements."""
@@ -28,7 +29,12 @@ class _Awaitable(BackendArray):
 
     async def async_getitem(self, key: indexing.ExplicitIndexer) -> Any:
         """As indexing, in another thread, so that the event loop goes on."""
-        return await asyncio.to_thread(self.__getitem__, key)
+        stop = StopFlag()
+        try:
+            return await asyncio.to_thread(call_for, stop, lambda: self[key])
+        except asyncio.CancelledError:
+            stop.set()  # else the loop could not end before the requests do
+            raise
 
 
 class LazyArray(_Awaitable):

@@ -8,8 +8,11 @@ future. If the handler waits for the same loop then, the loop waits for the lock
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpushard.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,17 +22,37 @@ Work = Callable[[], Coroutine[Any, Any, Result]]
 """Makes a coroutine, in the loop: an interrupt leaves none that was never awaited."""
 
 
-def result_in(loop: asyncio.AbstractEventLoop, work: Work[Result]) -> Result:
+class _Wait:
+    """What `StopFlag` breaks off: it has `end` called in a loop."""
+
+    __slots__ = ("_end", "_loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._end = end
+
+    def break_off(self) -> None:
+        """Have the coroutine cancelled."""
+        with suppress(RuntimeError):  # the loop is closed, and has cancelled it
+            self._loop.call_soon_threadsafe(self._end)
+
+
+def result_in(
+    loop: asyncio.AbstractEventLoop, work: Work[Result], stop: StopFlag | None = None
+) -> Result:
     """Result of a coroutine that runs in `loop`, which another thread runs.
 
-    On return or error the coroutine has ended. An interrupt cancels it.
+    On return or error the coroutine has ended. An interrupt cancels it, and so does
+    `stop` once it is set.
 
     Raises
     ------
     Exception
         What the coroutine raised.
     asyncio.CancelledError
-        Others have cancelled the coroutine.
+        Others have cancelled the coroutine, or set `stop`.
     """
     tasks: list[asyncio.Task[Result]] = []
     ended: SimpleQueue[None] = SimpleQueue()
@@ -47,18 +70,24 @@ def result_in(loop: asyncio.AbstractEventLoop, work: Work[Result]) -> Result:
         tasks[0].add_done_callback(note_end)
 
     def end() -> None:
-        if not tasks:
+        under_way = [*tasks]  # the other thread may just take it
+        for task in under_way:
+            task.cancel()
+            # Again: the interrupted thread may have taken what the first one told.
+            task.add_done_callback(note_end)
+        if not under_way:
             ended.put(None)
-            return
-        tasks[0].cancel()
-        # Again: the interrupted thread may have taken what the first one told.
-        tasks[0].add_done_callback(note_end)
 
+    flag, wait = stop or StopFlag(), _Wait(loop, end)
     try:
         loop.call_soon_threadsafe(begin)
+        if not flag.begin(wait):
+            wait.break_off()
         ended.get()
     except BaseException:
         loop.call_soon_threadsafe(end)
         ended.get()
         raise
+    finally:
+        flag.end(wait)
     return tasks.pop().result()  # kept by nobody: an error's frames hold `tasks`

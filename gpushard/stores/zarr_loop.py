@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpushard.errors import StoreError
+from gpushard.stop_flag import flag_here
 from gpushard.stores.event_loops import Result, Work, result_in
 
 
@@ -21,7 +22,8 @@ def run_in_loop(
     Raises
     ------
     StoreError
-        The caller runs inside of that loop, or the coroutine was cancelled.
+        The caller runs inside of that loop, or the coroutine was cancelled: by others,
+        or because nobody waits for the calling thread any more.
     """
     its_loop = loop or _zarrs_loop()
     try:
@@ -34,8 +36,8 @@ def run_in_loop(
             hint="call it from another thread, with asyncio.to_thread",
         )
     try:
-        return result_in(its_loop, lambda: without_exits(work()))
-    except asyncio.CancelledError as error:  # by others, not by an interrupt
+        return result_in(its_loop, lambda: without_exits(work()), flag_here())
+    except asyncio.CancelledError as error:  # not by an interrupt
         raise StoreError(
             "a request to the zarr store was cancelled",
             hint="read again; see whether the store, or who runs zarr's loop, gives up",

@@ -24,6 +24,7 @@ from gpushard.errors import LimitError, ObjectDeletedError, UnsupportedError
 from gpushard.integrations.zarr.arrays import PipelineArray
 from gpushard.integrations.zarr.reading import read_batch
 from gpushard.options import limit_in_words
+from gpushard.stop_flag import StopFlag, call_for
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec
@@ -181,8 +182,12 @@ class GpushardCodecPipeline(CodecPipeline):
             return ()
         loop = asyncio.get_running_loop()
         read = partial(read_batch, self._array, batch, out, drop_axes, loop)
+        stop = StopFlag()
         try:
-            return await loop.run_in_executor(_pool(), read)
+            return await loop.run_in_executor(_pool(), call_for, stop, read)
+        except asyncio.CancelledError:
+            stop.set()  # else its requests would keep the thread from other reads
+            raise
         except LimitError as error:
             error.hint = limit_in_words(error.hint, _RAISE_IT)
             raise
