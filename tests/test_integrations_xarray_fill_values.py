@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import zarr
@@ -24,14 +26,13 @@ def assert_same_as_theirs(place):
     xr.testing.assert_identical(ours, theirs)
     for name, variable in theirs.variables.items():
         assert ours[name].dtype == variable.dtype
-        for key in ("_FillValue", "fill_value"):
-            at, expected = (v.encoding.get(key) for v in (ours[name], variable))
-            np.testing.assert_equal(at, expected)
-            assert type(at) is type(expected)
+        at, expected = (v.encoding.get("_FillValue") for v in (ours[name], variable))
+        np.testing.assert_equal(at, expected)
+        assert type(at) is type(expected)
     return ours
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_names_of_dimensions_in_an_attribute_too_do_not_make_an_array_of_zarr_v2(
     tmp_path, dtype
 ):
@@ -43,6 +44,7 @@ def test_names_of_dimensions_in_an_attribute_too_do_not_make_an_array_of_zarr_v2
     stored = zarr.open_array(tmp_path / "t", mode="r")
     assert_same_bits(np.isnan(stored[...]), np.zeros(3, bool))
     t = assert_same_as_theirs(tmp_path).t
+    assert "fill_value" in t.encoding
     assert np.isnan(t.values).tolist() == [False, True, False]
 
 
@@ -82,7 +84,10 @@ def test_fill_values_of_whole_numbers_are_those_that_xarray_makes_of_any_number(
 @pytest.mark.parametrize("fill", [float("nan"), float("inf")])
 def test_no_whole_number_equals_a_fill_value_that_is_none(tmp_path, fill):
     group = zarr.create_group(tmp_path)
-    about = {"attributes": {"_FillValue": fill}, "dimension_names": ["x"]}
-    group.create_array("n", data=np.arange(4), **about)
+    group.create_array("n", data=np.arange(4), dimension_names=["x"])
+    path = tmp_path / "n" / "zarr.json"
+    document = json.loads(path.read_bytes())
+    document["attributes"] = {"_FillValue": fill}  # not every zarr writes it
+    path.write_text(json.dumps(document))
     n = xr.open_dataset(tmp_path, engine="gpushard").n
     assert n.values.tolist() == [0, 1, 2, 3]
