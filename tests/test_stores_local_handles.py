@@ -16,7 +16,7 @@ import pytest
 
 from gpushard.errors import StoreError
 from gpushard.options import KIB, Options
-from gpushard.stores import handles
+from gpushard.stores import handles, local
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.files import FileWriter
 from gpushard.stores.handles import FileHandle
@@ -208,7 +208,7 @@ import os, sys, time, warnings
 from gpushard.options import KIB, Options
 from gpushard import workers
 from gpushard.stores import local
-from gpushard.stores import handles
+from gpushard.stores import handles, local
 from gpushard.stores.base import ByteRequest
 warnings.simplefilter("ignore")
 local._PATIENCE_S = local._SLOW_REQUEST_S = 0
@@ -284,3 +284,23 @@ def test_a_disk_is_asked_for_no_more_at_a_time_than_it_begins_with(monkeypatch):
     ]
     handles.read_ahead(0, 1000, 0)
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("why", [errno.EIO, errno.EAGAIN, errno.ENOSYS])
+def test_a_disk_that_takes_no_advice_is_read(why, root, monkeypatch):
+    """As a layered file system, or a sandbox, may answer."""
+    refused: list[int] = []
+
+    def refuse(fd: int, *_: int) -> None:
+        refused.append(fd)
+        raise OSError(why, os.strerror(why))
+
+    monkeypatch.setattr(handles, "_CAN_ADVISE", True)
+    monkeypatch.setattr(os, "POSIX_FADV_WILLNEED", 3, raising=False)
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    monkeypatch.setattr(local, "is_in_memory", lambda *_: False)
+    store = LocalStore(root)
+    requests = [ByteRequest("c/0", 0, 4), ByteRequest("c/0", 4, 8)]
+    answers = [fetched.data.tobytes() for fetched in store.read(requests) if fetched]
+    assert answers == [BODY[:4], BODY[4:8]]
+    assert refused

@@ -114,7 +114,9 @@ def is_in_memory(fd: int, offset: int) -> bool:
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
     """Ask the system to start reading a range, without waiting for it."""
-    if _CAN_ADVISE:
+    if not _CAN_ADVISE:
+        return
+    with suppress(OSError):  # the read itself will tell what it cannot read
         for start in range(offset, offset + nbytes, _ADVISED_NBYTES):
             n = min(_ADVISED_NBYTES, offset + nbytes - start)
             os.posix_fadvise(fd, start, n, os.POSIX_FADV_WILLNEED)
