@@ -1,4 +1,4 @@
-"""Interrupts before a chosen line of what a test does."""
+"""Interrupts before a chosen line, or after a chosen call, of what a test does."""
 
 from __future__ import annotations
 
@@ -49,4 +49,37 @@ def is_cut_off(
         return True
     finally:
         sys.settrace(None)
+    return False
+
+
+def is_cut_off_at_call(
+    work: Callable[[], Any],
+    n_call: int,
+    modules: Collection[str],
+    kind: type[BaseException] = KeyboardInterrupt,
+) -> bool:
+    """Whether `work` has so many calls; if so it is interrupted at that one.
+
+    That is where Python looks for signals: when a function of Python begins, and when
+    one in C has returned, whose result is then lost. Counts what files call whose paths
+    contain one of `modules`.
+    """
+    n_left = n_call
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal n_left
+        path = frame.f_code.co_filename
+        if event in ("call", "c_return") and any(module in path for module in modules):
+            n_left -= 1
+            if not n_left:
+                sys.setprofile(None)
+                raise kind
+
+    sys.setprofile(profile)
+    try:
+        work()
+    except kind:
+        return True
+    finally:
+        sys.setprofile(None)
     return False

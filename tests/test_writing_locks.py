@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import signal
+from itertools import count
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import gpushard
 from gpushard.options import DEFAULT
 from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
+from interrupts import is_cut_off_at_call
 
 FAILURES = [
     OSError(errno.EROFS, "Read-only file system"),
@@ -50,6 +52,24 @@ def test_a_lock_whose_file_cannot_be_removed_does_not_keep_the_next_writer_waiti
             array[...] = 1
     array[...] = np.arange(16)
     assert array[...].tolist() == list(range(16))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_lock_ends_with_its_write_wherever_that_is_interrupted(tmp_path, monkeypatch):
+    """Also before it is known to be taken, and while it is given back."""
+    lock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", lambda fd, op: lock(fd, op | fcntl.LOCK_NB))
+    files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
+
+    def write() -> None:
+        files.put("c/0", [np.arange(8, dtype=np.uint8)])
+
+    for n_call in count(1):
+        if not is_cut_off_at_call(write, n_call, ["gpushard/stores", "contextlib"]):
+            break
+        write()
+        assert os.listdir(tmp_path / "c") == ["0"]
+    assert n_call > 50
 
 
 def fork_in_a_lock(files: FileWriter, ready: int) -> None:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Self
@@ -112,29 +113,37 @@ class Directory:
             else:
                 os.unlink(name, dir_fd=self.fd)
 
-    def open_locked(self, name: str) -> int | None:
-        """Open a lock file and lock it; None if another file has its name by then."""
-        fd = self.open(name, os.O_RDWR | os.O_CREAT)
+    def lock(self, name: str, taken: list[FileIO]) -> bool:
+        """Lock the lock file `name` and add it to `taken`.
+
+        False if another file has its name by then. Once it is in `taken`, the caller
+        releases it, whatever comes in between.
+        """
+        file = FileIO(name, "r+", opener=self._open_lock)
         try:
-            file_locks.take(fd)
+            file_locks.take(file)
             # The last holder has unlinked it, and perhaps removed the directory too.
             status = self.status(name)
-            if status is not None and os.path.samestat(os.fstat(fd), status):
-                return fd
+            if status is not None and os.path.samestat(os.fstat(file.fileno()), status):
+                taken.append(file)
+                return True
+            file_locks.release(file)
         except BaseException:
-            file_locks.release(fd)
+            file_locks.release(file)
             raise
-        file_locks.release(fd)
-        return None
+        return False
 
-    def unlink_locked(self, name: str, fd: int) -> None:
+    def _open_lock(self, name: str, _: int) -> int:
+        return self.open(name, os.O_RDWR | os.O_CREAT)
+
+    def unlink_locked(self, name: str, file: FileIO) -> None:
         """Remove a lock file and release its lock, unless a parent process has it."""
-        if not file_locks.has(fd):
+        if not file_locks.has(file):
             return
         try:
             self.unlink(name)
         finally:  # the next writer, in this process too, waits for it
-            file_locks.release(fd)
+            file_locks.release(file)
 
     def is_in_place(self) -> bool:
         """Whether the directory is still the one at its path."""

@@ -2,6 +2,10 @@
 
 A forked process has the open files of its parent, and so its locks. It closes these
 files at once, or a lock would outlive a parent that is killed.
+
+An interrupt may come between any two calls, and before the first line of a function.
+So a lock file is an object that closes itself at most once: whoever was interrupted
+releases it again, whatever was done of that before.
 """
 
 from __future__ import annotations
@@ -10,23 +14,27 @@ import fcntl
 import os
 from contextlib import suppress
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
 from gpushard.forks import after_fork
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 
 class FileLocks:
     """The lock files that this process has open, and the thread that holds each."""
 
     def __init__(self) -> None:
-        self._holder_by_fd: dict[int, int | None] = {}
+        self._holder_by_file: dict[FileIO, int | None] = {}
         after_fork(self._close_all)
 
-    def has(self, fd: int) -> bool:
+    def has(self, file: FileIO) -> bool:
         """Whether the file was opened by this process, and not by its parent."""
-        return fd in self._holder_by_fd
+        return file in self._holder_by_file
 
-    def take(self, fd: int) -> None:
+    def take(self, file: FileIO) -> None:
         """Lock an open file, as soon as no other thread or process has the lock.
 
         Raises
@@ -36,38 +44,42 @@ class FileLocks:
             itself.
         """
         # The handler of a signal may come right after the lock was taken.
-        self._holder_by_fd[fd] = get_ident()
+        self._holder_by_file[file] = get_ident()
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._holder_by_fd[fd] = None
-            self._refuse_own(fd)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            self._holder_by_fd[fd] = get_ident()
+            self._holder_by_file[file] = None
+            self._refuse_own(file)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._holder_by_file[file] = get_ident()
 
-    def release(self, fd: int) -> None:
-        """Release a lock, and close its file."""
-        self._holder_by_fd.pop(fd, None)  # an interrupt may come before it is there
-        # A process that is being forked has the file open too, until it closes it.
+    def release(self, file: FileIO) -> None:
+        """Release a lock, and close its file; do nothing if that is done."""
         try:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            self._holder_by_file.pop(file, None)
         finally:
-            os.close(fd)
+            if not file.closed:
+                # A process that is being forked has the file open too, until it closes
+                # it.
+                try:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                finally:
+                    file.close()
 
-    def _refuse_own(self, fd: int) -> None:
-        wanted, me = os.fstat(fd), get_ident()
-        own = [one for one, holder in [*self._holder_by_fd.items()] if holder == me]
-        if any(os.path.samestat(os.fstat(one), wanted) for one in own):
+    def _refuse_own(self, file: FileIO) -> None:
+        wanted, me = os.fstat(file.fileno()), get_ident()
+        own = [one for one, holder in [*self._holder_by_file.items()] if holder == me]
+        if any(os.path.samestat(os.fstat(one.fileno()), wanted) for one in own):
             raise StoreError(
                 "the handler of a signal writes to what its thread is writing to",
                 hint="set a flag in the handler, and write when the thread is done",
             )
 
     def _close_all(self) -> None:
-        for fd in self._holder_by_fd:
+        for file in self._holder_by_file:
             with suppress(OSError):
-                os.close(fd)
-        self._holder_by_fd.clear()
+                file.close()
+        self._holder_by_file.clear()
 
 
 file_locks = FileLocks()

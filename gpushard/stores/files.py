@@ -16,6 +16,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
 from gpushard.stores.directories import (
@@ -26,7 +27,11 @@ from gpushard.stores.directories import (
 )
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
+from gpushard.stores.file_locks import file_locks
 from gpushard.stores.local import LocalStore
+
+if TYPE_CHECKING:
+    from io import FileIO
 
 # Attempts to make a directory that others remove at once; this is rare.
 _MOST_ATTEMPTS = 64
@@ -229,17 +234,23 @@ class FileWriter:
         path = Path(self._store.root, key)
         with self._as_store_errors(key):
             self._refuse_if_gone()
-            directory, lock = self._take_lock(path, key)
-            with directory:
-                try:
-                    self._refuse_irregular(directory, path.name, key)
-                    yield LockedFile(directory, path.name)
-                    self._refuse_moved(directory, key)
-                finally:
-                    directory.unlink_locked(_name_beside(path.name, _LOCK), lock)
+            taken: list[FileIO] = []
+            try:
+                with self._take_lock(path, key, taken) as directory:
+                    try:
+                        self._refuse_irregular(directory, path.name, key)
+                        yield LockedFile(directory, path.name)
+                        self._refuse_moved(directory, key)
+                    finally:
+                        name = _name_beside(path.name, _LOCK)
+                        directory.unlink_locked(name, taken[0])
+            finally:
+                # An interrupt may come before the first line of what does it above.
+                for lock in taken:
+                    file_locks.release(lock)
 
-    def _take_lock(self, path: Path, key: str) -> tuple[Directory, int]:
-        """Directory of a file, made if it is missing, and the held lock of its name."""
+    def _take_lock(self, path: Path, key: str, taken: list[FileIO]) -> Directory:
+        """Directory of a file, made if it is missing; the lock is added to `taken`."""
         refuse_outside = self._check_of_paths(key)
         n_gone = 0
         while True:
@@ -248,10 +259,9 @@ class FileWriter:
                 directory = make_directory(path.parent, root, refuse_outside)
                 with ExitStack() as stack:
                     stack.enter_context(directory)
-                    lock = directory.open_locked(_name_beside(path.name, _LOCK))
-                    if lock is not None:
+                    if directory.lock(_name_beside(path.name, _LOCK), taken):
                         stack.pop_all()
-                        return directory, lock
+                        return directory
             except FileNotFoundError:
                 # Another process that deletes objects removes empty directories.
                 n_gone += 1
