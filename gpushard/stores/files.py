@@ -113,8 +113,8 @@ class LockedFile:
 
     def _put(self, name: str, temporary: str, pieces: Pieces) -> None:
         """Give a name these bytes in one step; all is durable except the name."""
-        fd = self.directory.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
+            fd = self.directory.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
                 write_all(fd, pieces)
                 os.fsync(fd)
