@@ -56,4 +56,7 @@ class Alone:
                 return do(*arguments)
             finally:
                 self.is_entered = False
-                _inside.remove(thread)
+                try:  # noqa: SIM105 - an interrupt could come as `suppress` begins
+                    _inside.remove(thread)
+                except ValueError:  # there was no memory to note it in
+                    pass

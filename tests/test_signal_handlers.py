@@ -21,7 +21,7 @@ import pytest
 
 import gpushard
 from forked import answers_in_a_fork
-from gpushard import Options
+from gpushard import Options, alone
 from gpushard.alone import Alone, is_inside
 from gpushard.fused import choice
 from gpushard.memory.chunk_cache import ChunkCache
@@ -187,6 +187,20 @@ def test_what_fails_alone_leaves_it_to_the_next():
     assert not alone.is_entered
     assert not is_inside()
     assert alone.call(is_inside) is True
+
+
+def test_what_there_is_no_memory_for_is_not_begun_and_says_so(monkeypatch):
+    class Full(list[int]):
+        def append(self, _: int) -> None:
+            raise MemoryError
+
+    turn = alone.Alone()
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "_inside", Full())
+        with pytest.raises(MemoryError):
+            turn.call(pytest.fail, "began")
+    assert not turn.is_entered
+    assert turn.call(lambda: 3) == 3
 
 
 def test_another_thread_waits_for_what_is_done_alone():
