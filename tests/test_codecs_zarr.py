@@ -291,9 +291,9 @@ def test_an_event_loop_is_entered_only_for_codecs_that_need_one(
     entered: list[Any] = []
     plain = zarr_codec.sync
 
-    def sync(coroutine: Any) -> Any:
+    def sync(coroutine: Any, loop: Any) -> Any:
         entered.append(coroutine)
-        return plain(coroutine)
+        return plain(coroutine, loop)
 
     monkeypatch.setattr(zarr_codec, "sync", sync)
     assert pipeline.decode(encoded, (3,)).tolist() == words.tolist()

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "gpushard"
 # same rank do not import one another; the modules of one package may.
 WALK = (
     ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
-    ("pools", "work_queue", "arguments", "write_options", "quiet"),
+    ("pools", "work_queue", "arguments", "write_options", "quiet", "zarr_thread"),
     ("options", "report", "workers", "damage", "attributes"),
     ("layout", "memory.pages"),
     ("selecting", "stores.base", "rolling.window"),
@@ -88,7 +88,7 @@ IMPURE_STDLIB = {
 # Third-party packages and the layers that may import them, even lazily.
 DOORS = {
     "numpy": set(RANK),
-    "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr"}
+    "zarr": {"metadata", "formats", "stores", "cli", "integrations.zarr", "zarr_thread"}
     | {"codecs.zarr_codec", "codecs.chain_encoder", "codecs.zarr_objects"},
     "dask": {"integrations.dask"},
     "xarray": {"integrations.xarray", "integrations.xarray_arrays"},

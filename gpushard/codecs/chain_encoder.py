@@ -25,6 +25,7 @@ from gpushard.codecs.zarr_objects import (
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
 from gpushard.workers import run_side_by_side
+from gpushard.zarr_thread import running_loop
 
 Batch = NDArray[Any] | Sequence[NDArray[Any]] | EncodedArrays
 """Arrays of one shape: along the first axis of one array, in a list, or encoded."""
@@ -73,12 +74,13 @@ class _Step(NamedTuple):
         self, items: Sequence[NDArray[Any]], n_threads: int
     ) -> list[NDArray[Any] | None]:
         """The same, with zarr's object."""
+        loop = None if self.runs_here else running_loop()
         with self._told():
             if self.runs_here:
                 n_threads = threads_for(items[0].nbytes, n_threads)
                 return run_side_by_side(self._encoded_here, items, n_threads)
             pairs = [(self._buffer(item), self.array) for item in items]
-            encoded = sync(self.codec.encode(pairs))
+            encoded = sync(self.codec.encode(pairs), loop)
             return [None if one is None else one.as_numpy_array() for one in encoded]
 
     @contextmanager

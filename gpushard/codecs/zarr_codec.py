@@ -40,6 +40,7 @@ from gpushard.codecs.zarr_objects import (
 )
 from gpushard.errors import CorruptShardError
 from gpushard.layout import CodecSpec, Elements
+from gpushard.zarr_thread import running_loop
 
 _SHARDING = "sharding_indexed"
 # Copies of the elements: the output of a step, and its temporary arrays.
@@ -216,11 +217,13 @@ def _in_byte_order(elements: Any, spec: ArraySpec) -> Any:
 
 
 def _decode(name: str, codec: Any, data: Any, spec: ArraySpec) -> Any:
+    is_at_once = isinstance(codec, _AT_ONCE) and getattr(codec, "_sync_capable", True)
+    loop = None if is_at_once else running_loop()  # without it, no bytes are at fault
     try:
-        if isinstance(codec, _AT_ONCE) and getattr(codec, "_sync_capable", True):
+        if is_at_once:
             decoded = codec._decode_sync(data, spec)  # noqa: SLF001 - as the protocol says
         else:
-            (decoded,) = sync(codec.decode([(data, spec)]))
+            (decoded,) = sync(codec.decode([(data, spec)]), loop)
     except (ImportError, UnknownCodecError) as error:
         # The bytes are not at fault: none of them was read.
         raise missing_package(error, name) from error

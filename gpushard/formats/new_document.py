@@ -11,6 +11,7 @@ import numpy as np
 from gpushard.arguments import keywords_of, mapping, refuse_unknown
 from gpushard.errors import OptionError
 from gpushard.quiet import without_warnings
+from gpushard.zarr_thread import running_loop
 
 Shape = int | Sequence[int]
 
@@ -115,6 +116,7 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
     from zarr.storage import MemoryStore
 
     store = MemoryStore()
+    running_loop()  # what keeps it from running is not about the arguments
     try:
         # zarr warns of new data types and codecs, which the caller asked for.
         with without_warnings():

@@ -9,6 +9,7 @@ from typing import Any
 from gpushard.errors import StoreError
 from gpushard.stop_flag import flag_here
 from gpushard.stores.event_loops import Result, Work, result_in
+from gpushard.zarr_thread import running_loop
 
 
 def run_in_loop(
@@ -16,14 +17,15 @@ def run_in_loop(
 ) -> Result:
     """Result of a coroutine that runs in `loop`, or else in zarr's own event loop.
 
-    Network sessions of a zarr store belong to that loop and work in no other. zarr has
-    no public name for its loop. On return or error, the coroutine has ended.
+    Network sessions of a zarr store belong to that loop and work in no other. On return
+    or error, the coroutine has ended.
 
     Raises
     ------
     StoreError
-        The caller runs inside of that loop, or the coroutine was cancelled: by others,
-        or because nobody waits for the calling thread any more.
+        The caller runs inside of that loop, the system gives no thread for the loop, or
+        the coroutine was cancelled: by others, or because nobody waits for the calling
+        thread any more.
     """
     its_loop = loop or _zarrs_loop()
     try:
@@ -46,11 +48,12 @@ def run_in_loop(
 
 def _zarrs_loop() -> asyncio.AbstractEventLoop:
     from zarr import config
-    from zarr.core.sync import _get_executor, _get_loop
+    from zarr.core.sync import _get_executor
 
+    loop = running_loop()
     if config.get("threading.max_workers", None) is not None:
         _get_executor()  # bounds the threads that stores call from that loop
-    return _get_loop()
+    return loop
 
 
 async def without_exits(coroutine: Coroutine[Any, Any, Result]) -> Result:
