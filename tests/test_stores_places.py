@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
@@ -111,3 +112,22 @@ def test_path_objects_are_asked_for_their_path_and_not_for_their_text(
 def test_a_path_object_for_a_url_is_opened_where_the_url_is() -> None:
     store, _ = resolve(Named("/copy", "http://127.0.0.1:1/a.zarr"))
     assert isinstance(store, HttpStore)
+
+
+@pytest.mark.parametrize("why", [errno.ENOTCONN, errno.EIO, errno.ESTALE])
+def test_a_place_that_cannot_be_looked_at_is_not_called_missing(
+    why, tmp_path, monkeypatch
+):
+    """As of a disk that is dying, or a mount whose server is gone."""
+    place, stat = tmp_path / "a.zarr", os.stat
+
+    def refuse(path: Any, **how: Any) -> os.stat_result:
+        if str(path).startswith(str(place)):
+            raise OSError(why, os.strerror(why), str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(StoreError, match=os.strerror(why)) as caught:
+        gpushard.open_array(place)
+    assert "mounted" in str(caught.value)
+    assert str(place) in str(caught.value)

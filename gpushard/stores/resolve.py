@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -49,6 +50,11 @@ FOLDED_URL_HINT = "pass a URL as text with two slashes: a Path has only one of t
 
 _REMOTE_SCHEMES = frozenset(
     ("http", "https", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+)
+# What the system says of a path at which there is nothing. A disk that is dying, or a
+# server that is gone, says something else.
+_LEADS_NOWHERE = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 )
 
 
@@ -289,7 +295,12 @@ def _refuse_unreachable(path: str) -> None:
             f"cannot look for {path!r}: {error.strerror}",
             hint="check the permissions of the directories above it",
         ) from error
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _LEADS_NOWHERE:
+            raise StoreError(
+                f"cannot look for {path!r}: {error.strerror or error}",
+                hint="check the disk, and what is mounted there",
+            ) from error
         if os.path.islink(path):
             raise NotFoundError(
                 f"the symbolic link {path!r} leads nowhere",
