@@ -35,6 +35,7 @@ from gpushard.options import Options
 from gpushard.rolling.watch import watched_source
 from gpushard.source import Source
 from gpushard.stores.base import Store
+from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 from gpushard.writing.assign import WriteSession
@@ -287,6 +288,10 @@ class Conversion:
                 "the destination's metadata were changed since its conversion began",
                 hint="pass overwrite=True and resume=False to begin anew",
             )
+        writer = writer_of(self.to)
+        if isinstance(writer, FileWriter):
+            for name, _ in blueprint.documents:
+                writer.drop_stale_lock(name)
 
 
 def _least_read_nbytes(source: Source) -> int:
