@@ -146,6 +146,29 @@ def test_the_handler_of_a_signal_that_writes_the_same_shard_is_refused(
     assert array[3] == 7
 
 
+def test_a_time_limit_of_the_callers_passes_through_a_write(array, monkeypatch):
+    """A `TimeoutError` is an `OSError`, but the disk is not at fault."""
+
+    def raise_timeout(*_: object) -> None:
+        raise TimeoutError("the caller's time is over")
+
+    fsync = os.fsync
+
+    def interrupted(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, raise_timeout)
+    try:
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(TimeoutError, match="the caller's time"):
+            array[:5] = 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    array[:5] = 3
+    assert array[...].tolist() == [3] * 5 + [0] * 11
+
+
 def test_a_fifo_in_the_place_of_a_new_file_is_refused_and_not_waited_for(
     array, tmp_path
 ):

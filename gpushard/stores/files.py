@@ -280,11 +280,13 @@ class FileWriter:
         except StoreError:
             raise
         except OSError as error:
+            if error.errno is None:  # a handler of a signal raised it, not the system
+                raise
             raise StoreError(
                 f"cannot write {key!r}: {error.strerror or error}",
                 store_url=self._store.url,
                 hint=_HINTS.get(
-                    error.errno or 0,
+                    error.errno,
                     "check the directory's rights and the room on the disk",
                 ),
             ) from error
