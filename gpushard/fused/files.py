@@ -139,7 +139,7 @@ class FileReader:
     store, placer, host, job, ranged
         Store of the files; the loops; the sink for inner chunks that the loops refuse;
         the job; the wanted inner chunks with their requests.
-    columns
+    boxes
         int64, shape (n_boxes, FIRST_LENGTH + n_axes). Boxes in the order of requests.
     row
         int64, shape (n_boxes,). Inner chunk of each box, a column of the block.
@@ -152,7 +152,7 @@ class FileReader:
     host: HostSink
     job: Job
     ranged: RangedBlock
-    columns: Ints
+    boxes: Ints
     row: Ints
     bounds: Ints
 
@@ -184,17 +184,17 @@ class FileReader:
         shards = self.ranged.requests.source[requests.start : requests.stop]
         opened = {shard: self._open(shard) for shard in dict.fromkeys(shards.tolist())}
         first, last = self.bounds[requests.start], self.bounds[requests.stop]
-        columns = self.columns[first:last]
+        boxes = self.boxes[first:last]
         block = self.ranged.block
         files = np.zeros(len(block.shard_coords), np.int64)
         files[list(opened)] = [handle.fd for handle in opened.values()]
-        columns[:, FILE] = files[block.shard[self.row[first:last]]]
+        boxes[:, FILE] = files[block.shard[self.row[first:last]]]
         return FileBoxes(
             self.placer,
             list(opened.values()),
-            columns,
-            Shares.of(columns, self.placer.chain.chunk_nbytes, n_workers),
-            window_nbytes(self.job.source.options, widest_nbytes(columns)),
+            boxes,
+            Shares.of(boxes, self.placer.chain.chunk_nbytes, n_workers),
+            window_nbytes(self.job.source.options, widest_nbytes(boxes)),
             partial(self._finish, requests, done),
         )
 
@@ -245,19 +245,19 @@ def file_reader(
     cut = placer.cut(ranged.block, requests.order)
     if cut is None:
         return None
-    columns, nth = cut
+    boxes, nth = cut
     row = requests.order[nth]
     located, spans = ranged.located, ranged.spans
-    columns[:, SOURCE] = located.start[row]
-    columns[:, NBYTES] = located.stop[row] - located.start[row]
-    columns[:, LOW], columns[:, HIGH] = spans[0, row], spans[1, row]
-    columns[:, ENTRY] = 0  # the place of its bytes tells an inner chunk from others
+    boxes[:, SOURCE] = located.start[row]
+    boxes[:, NBYTES] = located.stop[row] - located.start[row]
+    boxes[:, LOW], boxes[:, HIGH] = spans[0, row], spans[1, row]
+    boxes[:, ENTRY] = 0  # the place of its bytes tells an inner chunk from others
     if ranged.claimed is not None:
-        columns[:, KEEP] = ranged.claimed.addresses[row]
-    if widest_nbytes(columns) > source.room.most_window_nbytes:
+        boxes[:, KEEP] = ranged.claimed.addresses[row]
+    if widest_nbytes(boxes) > source.room.most_window_nbytes:
         return None  # the general path counts what it fetches, and uses fewer threads
     bounds = np.searchsorted(nth, requests.bounds)
-    return FileReader(store, placer, host, job, ranged, columns, row, bounds)
+    return FileReader(store, placer, host, job, ranged, boxes, row, bounds)
 
 
 def window_nbytes(options: ReadOptions, widest: int) -> int:

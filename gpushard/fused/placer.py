@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.blosc_frame import LARGE_BLOCK_NBYTES
-from gpushard.fused import boxes
 from gpushard.fused.addresses import address_of
+from gpushard.fused.boxes import Landings, cut, stride_columns
 from gpushard.fused.chain import FusedChain, plan_parameters
 from gpushard.fused.columns import BLOSC
 from gpushard.fused.libraries import Library
@@ -105,7 +105,7 @@ class BoxPlacer:
 
     def run(
         self,
-        columns: Ints,
+        boxes: Ints,
         window_nbytes: int = 0,
         shares: Shares | None = None,
         opener: Opener | None = None,
@@ -124,12 +124,12 @@ class BoxPlacer:
             Opens the file of each box (see `chunk_files`); there are shares.
         """
         is_placed = (
-            np.zeros(len(columns), np.bool_) if shares is None else shares.is_placed
+            np.zeros(len(boxes), np.bool_) if shares is None else shares.is_placed
         )
         ready = self._ready(window_nbytes, not self._room.is_crowded)
         if ready is not None:
             compiled = self._loops.compiled
-            arrays = columns, self._strides, _memory.work, is_placed
+            arrays = boxes, self._strides, _memory.work, is_placed
             if opener is None or shares is None:
                 compiled.place_boxes(ready.decoder, *arrays, shares)
             else:
@@ -227,12 +227,12 @@ class PlanPlacer(BoxPlacer):
 
     def __init__(
         self,
-        landings: boxes.Landings,
+        landings: Landings,
         chain: FusedChain,
         loops: LinkedLoops,
         room: ChunkRoom,
     ) -> None:
-        strides = boxes.stride_columns(landings, chain.strides)
+        strides = stride_columns(landings, chain.strides)
         nbytes = sum(prod(landing.extents) for landing in landings)
         nbytes *= chain.dtype.itemsize
         super().__init__(chain, loops, strides, room, nbytes)
@@ -240,7 +240,7 @@ class PlanPlacer(BoxPlacer):
 
     def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:
         """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
-        return boxes.cut(self._landings, self.chain.strides, block, rows)
+        return cut(self._landings, self.chain.strides, block, rows)
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
         """`plan_boxes` with the `PlanParameters` and the strides of this read."""

@@ -53,7 +53,7 @@ class PlannedBoxes(NamedTuple):
 
     Attributes
     ----------
-    columns
+    boxes
         int64, shape (n_boxes, FIRST_LENGTH + n_axes).
     strides
         Bytes between wanted neighbours, as `BoxPlacer` takes them.
@@ -61,7 +61,7 @@ class PlannedBoxes(NamedTuple):
         Number of boxes of the selection.
     """
 
-    columns: Ints
+    boxes: Ints
     strides: Ints
     n_wanted: int
 

@@ -154,12 +154,14 @@ class ShortShardedReader:
             if not is_on_disk and call.read_axes(planned, on_grid, shards.rows):
                 self._confirm(shards.handles)
                 return True
-        boxes = on_grid.plan(self._loops.compiled, planned, shards.rows)
-        if len(boxes.columns) != boxes.n_wanted:
+        boxes, strides, n_wanted = on_grid.plan(
+            self._loops.compiled, planned, shards.rows
+        )
+        if len(boxes) != n_wanted:
             return False
-        placer = BoxPlacer(chain, self._loops, boxes.strides, source.room, out.nbytes)
+        placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
         return self._read_boxes(
-            source, placer, boxes.columns, shards, weight, is_on_disk=is_on_disk
+            source, placer, boxes, shards, weight, is_on_disk=is_on_disk
         )
 
     def _open(
@@ -184,7 +186,7 @@ class ShortShardedReader:
         self,
         source: Source,
         placer: BoxPlacer,
-        columns: Ints,
+        boxes: Ints,
         shards: _OpenShards,
         weight: int | None,
         *,
@@ -192,17 +194,17 @@ class ShortShardedReader:
     ) -> bool:
         """Whether the loops could place planned boxes, kept inner chunks among them."""
         # Boxes of missing inner chunks have its address, so it is held until the end.
-        fill = fill_for(columns, source, self._fill)
-        if fill is None and (columns[:, FILE] == FILLED).any():
+        fill = fill_for(boxes, source, self._fill)
+        if fill is None and (boxes[:, FILE] == FILLED).any():
             return False
-        ends, n_wanted = shards.rows[:, END], len(columns)
-        holds = hold_chunks(source, columns, shards.known, ends, n_wanted, weight)
+        ends, n_wanted = shards.rows[:, END], len(boxes)
+        holds = hold_chunks(source, boxes, shards.known, ends, n_wanted, weight)
         if holds is not None and holds.are_all_kept:
-            return bool(placer.run(columns).all())
-        is_read = self._place(source, placer, columns, is_on_disk=is_on_disk)
+            return bool(placer.run(boxes).all())
+        is_read = self._place(source, placer, boxes, is_on_disk=is_on_disk)
         self._confirm(shards.handles)
         if holds is not None and is_read:
-            holds.keep(columns, np.ones(len(columns), np.bool_))
+            holds.keep(boxes, np.ones(len(boxes), np.bool_))
         return is_read
 
     def _confirm(self, handles: Sequence[FileHandle | None]) -> None:

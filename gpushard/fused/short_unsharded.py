@@ -106,17 +106,17 @@ class ShortUnshardedReader:
         if chain is None or on_grid is None:
             return False
         planned = self._planned._replace(target=address_of(out))
-        columns, strides, _ = on_grid.plan(
+        boxes, strides, _ = on_grid.plan(
             self._loops.compiled, planned, np.array(_ONE_SHARD)
         )
         root = self._files.store.open_root()
         if root is None:
             return False
-        opening = self._files.opening(root, len(columns))
+        opening = self._files.opening(root, len(boxes))
         placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
-        is_placed = self._read(source, placer, columns, opening)
+        is_placed = self._read(source, placer, boxes, opening)
         return bool(is_placed.all()) or self._fill(
-            source, placer, columns[~is_placed], opening.missing[~is_placed]
+            source, placer, boxes[~is_placed], opening.missing[~is_placed]
         )
 
     def _fill(
@@ -132,44 +132,44 @@ class ShortUnshardedReader:
         return fill is not None and bool(placer.run(left).all())
 
     def _read(
-        self, source: Source, placer: BoxPlacer, columns: Ints, opening: Opening
+        self, source: Source, placer: BoxPlacer, boxes: Ints, opening: Opening
     ) -> Bools:
         """Read boxes: bool, shape (n_boxes,), whether each was placed.
 
         If files are slow, those after the first few are not read.
         """
-        n_boxes = len(columns)
+        n_boxes = len(boxes)
         until_s, were_slow = self._trial
         if n_boxes <= 2 * N_TRIED or (monotonic() < until_s and not were_slow):
-            return self._run(source, placer, columns, opening.opener)
+            return self._run(source, placer, boxes, opening.opener)
         is_placed = np.zeros(n_boxes, np.bool_)
         if monotonic() < until_s:
             return is_placed
-        entry = columns[:, ENTRY]
+        entry = boxes[:, ENTRY]
         cut = int(entry.searchsorted(entry[N_TRIED - 1], "right"))  # between files
         started_s = monotonic()
-        is_placed[:cut] = self._run(source, placer, columns[:cut], opening.opener)
+        is_placed[:cut] = self._run(source, placer, boxes[:cut], opening.opener)
         ended_s = monotonic()
         were_slow = are_slow(ended_s - started_s, N_TRIED, self._chain.chunk_us)
         self._trial = _Trial(ended_s + _TRUSTED_FOR_S, were_slow)
         if not were_slow:
             rest = opening.behind(cut)
-            is_placed[cut:] = self._run(source, placer, columns[cut:], rest)
+            is_placed[cut:] = self._run(source, placer, boxes[cut:], rest)
         return is_placed
 
     def _run(
-        self, source: Source, placer: BoxPlacer, columns: Ints, opener: Opener
+        self, source: Source, placer: BoxPlacer, boxes: Ints, opener: Opener
     ) -> Bools:
         """Read boxes in as many threads as are worth it."""
-        n_boxes, nbytes = len(columns), self._chain.chunk_nbytes
+        n_boxes, nbytes = len(boxes), self._chain.chunk_nbytes
         work_us = n_boxes * (_OPEN_US + self._chain.pace.work_us(nbytes))
         n_tasks = n_sharing(source, work_us, n_boxes)
         window = window_nbytes(source.options, self._files.most_nbytes)
         if n_tasks == 1 and work_us <= _ONE_CALL_US:
             shares = Shares(np.array([0, n_boxes]), n_boxes)
-            return placer.run(columns, window, shares, opener)
-        shares = Shares.of(columns, nbytes, n_tasks, most=MOST_AT_ONCE)
-        run = partial(placer.run, columns, window, shares, opener)
+            return placer.run(boxes, window, shares, opener)
+        shares = Shares.of(boxes, nbytes, n_tasks, most=MOST_AT_ONCE)
+        run = partial(placer.run, boxes, window, shares, opener)
         run_tasks(shares.tasks(run), n_tasks)
         return shares.is_placed
 

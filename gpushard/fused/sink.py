@@ -118,23 +118,23 @@ class FusedSink:
         cut = self._placer.cut(block, rows)
         if cut is None:
             return False
-        columns, row = cut
-        columns[:, SOURCE], columns[:, NBYTES] = addresses[row], 0
-        columns[:, FILE] = FILLED
-        return bool(self._placer.run(columns).all())
+        boxes, row = cut
+        boxes[:, SOURCE], boxes[:, NBYTES] = addresses[row], 0
+        boxes[:, FILE] = FILLED
+        return bool(self._placer.run(boxes).all())
 
     def _place_rows(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each row was placed; `base`: address of byte 0 of its object."""
         cut = self._placer.cut(ranged.block, rows)
         if cut is None:
             return np.zeros(len(rows), np.bool_)
-        columns, row = cut
+        boxes, row = cut
         located = ranged.located
         # If elements are plain, only those from first to last wanted are in memory.
         start = located.start[rows]
-        columns[:, SOURCE] = (base + start)[row]
-        columns[:, NBYTES] = (located.stop[rows] - start)[row]
-        columns[:, FILE] = NO_FILE
+        boxes[:, SOURCE] = (base + start)[row]
+        boxes[:, NBYTES] = (located.stop[rows] - start)[row]
+        boxes[:, FILE] = NO_FILE
         is_placed = np.ones(len(rows), np.bool_)
-        is_placed[row[~self._placer.run(columns)]] = False
+        is_placed[row[~self._placer.run(boxes)]] = False
         return is_placed
