@@ -77,6 +77,12 @@ class StoredArray:
         return nbytes * prod(axis.longest for axis in axes)
 
     @cached_property
+    def largest_shard_nbytes(self) -> int:
+        """Largest decoded size of a stored object, a chunk if there are no shards."""
+        lengths = (axis.longest for axis in self.layout.axes)
+        return prod(lengths) * self.layout.dtype.itemsize
+
+    @cached_property
     def largest_chunk_nbytes(self) -> int:
         """Largest plausible size of a stored inner chunk; a larger size is damage."""
         shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)

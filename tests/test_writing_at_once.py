@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 
@@ -19,7 +20,8 @@ from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.stores.writers import writer_of
 from gpushard.stores.zarr_store import ZarrStore
 from gpushard.workers import run_side_by_side
-from gpushard.writing.assign import n_waiting_at_once
+from gpushard.writing.assign import n_shards_at_once, n_waiting_at_once
+from v3_documents import document, rectilinear
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
@@ -84,6 +86,16 @@ def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(
     costs = replace(a.source.store.costs, prefers_whole_objects=is_far)
     monkeypatch.setattr(a.source.store, "costs", costs)
     assert n_waiting_at_once(a.source) == n
+
+
+def test_the_largest_shard_says_how_many_are_written_at_once(tmp_path):
+    grid = rectilinear([1, 4096, 4096], 1)
+    meta = document(shape=[8193, 1], chunk_grid=grid)
+    (tmp_path / "zarr.json").write_text(json.dumps(meta))
+    options = gpushard.Options(threads=4, memory_limit=6 * 4096 * 4)
+    a = gpushard.open_array(tmp_path, device="cpu", options=options)
+    assert a.dtype.itemsize == 4
+    assert n_shards_at_once(a.source) == 2
 
 
 CHAINS = {

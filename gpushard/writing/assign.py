@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
-from math import prod
 from typing import Any
 
 from numpy.typing import NDArray
@@ -103,7 +102,8 @@ def _cells_and_values(
 
 def n_shards_at_once(source: Source) -> int:
     """Shards that threads and the memory limit allow to be written at the same time."""
-    n = source.options.memory_limit // max(1, _COPIES * _shard_nbytes(source))
+    shard_nbytes = max(1, source.largest_shard_nbytes)
+    n = source.options.memory_limit // (_COPIES * shard_nbytes)
     return max(1, min(source.options.threads, n))
 
 
@@ -116,14 +116,8 @@ def n_waiting_at_once(source: Source) -> int:
     waits_long = costs.prefers_whole_objects
     most = _WAITING_NBYTES if waits_long else _WAITING_FILES_NBYTES
     most = min(most, source.options.memory_limit // _COPIES)
-    n = most // max(1, _shard_nbytes(source))
+    n = most // max(1, source.largest_shard_nbytes)
     return max(n_shards_at_once(source), min(n, costs.concurrency))
-
-
-def _shard_nbytes(source: Source) -> int:
-    axes = source.layout.axes
-    lengths = (int(axis.length_of(0)) for axis in axes if axis.n_cells)
-    return prod(lengths) * source.layout.dtype.itemsize
 
 
 def change_of(
