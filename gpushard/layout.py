@@ -321,6 +321,11 @@ class ArrayLayout:
         """Coordinate of each stored object in the chunk grid, in C order."""
         return in_c_order(self.grid)
 
+    def object_shape(self, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the object at `coordinate`, not cut at the edge of the array."""
+        axes = zip(self.axes, coordinate, strict=True)
+        return tuple(int(axis.length_of(at)) for axis, at in axes)
+
     @property
     def inner_grid(self) -> tuple[int, ...]:
         """Innermost inner chunks along each axis."""

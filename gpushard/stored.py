@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -144,13 +145,27 @@ class StoredArray:
         layout = self.layout
         here = layout.levels[level]
         if level:
-            parent: tuple[int, ...] = layout.levels[level - 1].chunk_shape
+            parent = layout.levels[level - 1].chunk_shape
         else:
-            parent = tuple(
-                int(axis.length_of(i))
-                for axis, i in zip(layout.axes, coordinate, strict=True)
-            )
+            parent = layout.object_shape(coordinate)
         return tuple(parent[d] // here.chunk_shape[d] for d in here.axis_order)
+
+    def n_chunks_in(self, coordinate: Sequence[int]) -> int:
+        """Inner chunks of the object at `coordinate` that hold elements of the array.
+
+        The object of an unsharded array is one inner chunk.
+        """
+        layout = self.layout
+        if not layout.levels:
+            return 1
+        n_chunks = 1
+        shape = layout.object_shape(coordinate)
+        for axis, at, n, inner in zip(
+            layout.axes, coordinate, shape, layout.inner_axes, strict=True
+        ):
+            n_within = min(n, axis.extent - int(axis.start_of(at)))
+            n_chunks *= -(-n_within // inner.cell)
+        return n_chunks
 
     def key(self, coordinate: tuple[int, ...]) -> str:
         """Key of the stored object at `coordinate` of the chunk grid."""

@@ -171,19 +171,8 @@ def _absent(source: Source, coordinate: Coordinate) -> Contents:
 
 def _broken(source: Source, coordinate: Coordinate, finding: Finding) -> Contents:
     """Contents of an object that cannot be read."""
-    found = replace(finding, n_inner_chunks=n_chunks_of(source, coordinate))
+    found = replace(finding, n_inner_chunks=source.n_chunks_in(coordinate))
     return Contents(coordinate, found.shard_key, True, None, source, None, (found,))
-
-
-def n_chunks_of(source: Source, coordinate: Coordinate) -> int:
-    """Inner chunks of a stored object that hold elements of the array."""
-    n_chunks = 1
-    layout = source.layout
-    for axis, inner, at in zip(layout.axes, layout.inner_axes, coordinate, strict=True):
-        start = int(axis.start_of(at))
-        stop = min(start + int(axis.length_of(at)), axis.extent)
-        n_chunks *= -(-(stop - start) // inner.cell) if layout.levels else 1
-    return n_chunks
 
 
 def _sharded(

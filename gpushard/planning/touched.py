@@ -126,10 +126,7 @@ class TouchedGrid:
 
     def _strides_in(self, shard: Coordinate) -> list[list[int]]:
         """Index entries between neighbours along each axis, for each level."""
-        parent: Sequence[int] = [
-            int(axis.length_of(i))
-            for axis, i in zip(self._layout.axes, shard, strict=True)
-        ]
+        parent = self._layout.object_shape(shard)
         found: list[list[int]] = []
         for level in self._layout.levels:
             strides = [0] * len(parent)

@@ -56,7 +56,7 @@ def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
     fitting = source.room.most_fetched_nbytes * _LITTLE_LESS // (_LITTLE_LESS + 1)
     most = min(options.whole_object_max_nbytes, fitting)
     for s, coordinate in enumerate(block.shard_coords.tolist()):
-        n_chunks = _chunks_in_shard(source, coordinate)
+        n_chunks = source.n_chunks_in(coordinate)
         if (
             wanted[s] >= options.whole_object_fraction * n_chunks
             and n_chunks * source.chunk_nbytes <= most
@@ -64,17 +64,6 @@ def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
             key = source.key(tuple(coordinate))
             whole[s] = known_index(source, tuple(coordinate), key) is None
     return whole
-
-
-def _chunks_in_shard(source: Source, coordinate: list[int]) -> int:
-    """Number of inner chunks of a shard that lie in the array, at least in part."""
-    n_chunks = 1
-    layout = source.layout
-    for axis, inner, at in zip(layout.axes, layout.inner_axes, coordinate, strict=True):
-        start = int(axis.start_of(at))
-        stop = min(start + int(axis.length_of(at)), axis.extent)
-        n_chunks *= -(-(stop - start) // inner.cell)
-    return n_chunks
 
 
 def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
@@ -101,9 +90,8 @@ def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
 
 def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
     """Decoded size of a shard."""
-    axes = zip(source.layout.axes, coordinate, strict=True)
-    lengths = (int(axis.length_of(at)) for axis, at in axes)
-    return prod(lengths) * source.layout.dtype.itemsize
+    shape = source.layout.object_shape(coordinate)
+    return prod(shape) * source.layout.dtype.itemsize
 
 
 def _shard_limit(source: Source, coordinate: Coordinate) -> int:

@@ -52,11 +52,10 @@ class Region:
     @classmethod
     def of_object(cls, source: Source, coordinate: Cell) -> Region:
         """Region of a stored object."""
-        axes = list(zip(source.layout.axes, coordinate, strict=True))
-        shape = tuple(int(axis.length_of(i)) for axis, i in axes)
+        shape = source.layout.object_shape(coordinate)
         extents = tuple(
             min(n, axis.extent - int(axis.start_of(i)))
-            for n, (axis, i) in zip(shape, axes, strict=True)
+            for n, axis, i in zip(shape, source.layout.axes, coordinate, strict=True)
         )
         return cls(source, coordinate, 0, shape, extents)
 
