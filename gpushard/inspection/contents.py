@@ -18,7 +18,13 @@ from gpushard.inspection.findings import Finding, Kind
 from gpushard.inspection.room import INDEX_ENTRIES, is_read_whole, refuse_more_than
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex
-from gpushard.reading.whole import beyond_room, held, most_fetched, unwrapped
+from gpushard.reading.whole import (
+    beyond_limit,
+    beyond_room,
+    held,
+    most_fetched,
+    unwrapped,
+)
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -101,11 +107,7 @@ def whole_contents(source: Source, coordinate: Coordinate) -> Contents:
         if unfit is not None:
             return _broken(source, coordinate, Finding.of(unfit, key))
         nbytes = answer.object_nbytes or len(answer.data)
-        error = CorruptShardError(
-            "a stored object is larger than any encoding of its elements needs",
-            expected=f"at most {limit} bytes",
-            got=f"{nbytes} bytes",
-        )
+        error = beyond_limit(source, limit, nbytes)
         return _broken(source, coordinate, Finding.of(error, key, kind="size"))
     try:
         inner = held(source, {key: unwrapped(source, coordinate, answer)})

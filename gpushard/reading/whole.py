@@ -117,6 +117,19 @@ def largest_object(source: Source, coordinate: Coordinate) -> int:
     return ObjectCodecs(layout.object_codecs).encoded_limit(limit)
 
 
+def beyond_limit(
+    source: Source, limit: int, nbytes: int, hint: str | None = None
+) -> CorruptShardError:
+    """Error of an object of `nbytes`, above the `limit` of `largest_object`."""
+    return CorruptShardError(
+        "a stored object is larger than any encoding of its elements needs",
+        array_path=source.layout.path,
+        expected=f"at most {limit} bytes",
+        got=f"{nbytes} bytes",
+        hint=hint,
+    )
+
+
 def _read_whole(job: Job, block: Block, n_workers: int) -> Sequence[Task]:
     """Fetch the shards of a block; return tasks that read the block from them."""
     answers, is_large = _fetch(job, block, is_usual=True)

@@ -10,13 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
-from gpushard.errors import (
-    CorruptShardError,
-    GpushardError,
-    OptionError,
-)
+from gpushard.errors import GpushardError, OptionError
 from gpushard.options import MIB
-from gpushard.reading.whole import largest_object
+from gpushard.reading.whole import beyond_limit, largest_object
 from gpushard.selecting.selection import (
     Listed,
     Orthogonal,
@@ -216,13 +212,8 @@ class WriteSession:
         source.room.refuse_large(in_part=False)
         limit = largest_object(source, region.coordinate)
         if nbytes > limit:
-            raise CorruptShardError(
-                "a stored object is larger than any encoding of its elements needs",
-                array_path=source.layout.path,
-                expected=f"at most {limit} bytes",
-                got=f"{nbytes} bytes",
-                hint="the object is damaged: write all of it again",
-            )
+            hint = "the object is damaged: write all of it again"
+            raise beyond_limit(source, limit, nbytes, hint)
 
     def _patch_file(self, file: LockedFile, patch: Patch) -> None:
         """Change a file in place, or leave it as it was."""
