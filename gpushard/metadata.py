@@ -20,6 +20,8 @@ from gpushard.hierarchies import draft as draft_hierarchy
 from gpushard.hierarchies import v2 as v2_hierarchy
 from gpushard.hierarchies.documents import (
     UNLISTED,
+    V2_ARRAY,
+    V3_DOCUMENT,
     Broken,
     GroupContents,
     GroupDocument,
@@ -37,8 +39,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
 
-_DOCUMENT = "zarr.json"
-DOCUMENTS = (_DOCUMENT, ".zarray")
+DOCUMENTS = (V3_DOCUMENT, V2_ARRAY)
 """Names of an array's metadata document, in Zarr v3 and v2."""
 _NODE_TYPES = ("array", "group")
 _Children = tuple[Mapping[str, Mapping[str, Any]], Broken]
@@ -60,7 +61,7 @@ def load_array(store: Store, path: str, options: Options = DEFAULT) -> ArrayLayo
         The array needs something that gpushard does not read.
     """
     path = path.strip("/")
-    document = read_document(store, join(path, _DOCUMENT), path)
+    document = read_document(store, join(path, V3_DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
         return _load_older_array(store, path, document is None, options)
     if document.get("node_type") == "group":
@@ -107,7 +108,7 @@ def parse_document(data: bytes, path: str, options: Options) -> ArrayLayout:
     MetadataError, UnsupportedError
         As for `parse_array`.
     """
-    return parse_array(decode_document(data, _DOCUMENT, path), path, options)
+    return parse_array(decode_document(data, V3_DOCUMENT, path), path, options)
 
 
 def load_group(
@@ -133,7 +134,7 @@ def load_group(
         The store failed.
     """
     path = path.strip("/")
-    document = read_document(store, join(path, _DOCUMENT), path)
+    document = read_document(store, join(path, V3_DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
         return _load_older_group(store, path, document is None, use_consolidated)
     _check_node(document, path, "group")
@@ -161,7 +162,7 @@ def names_in(store: Store, path: str) -> list[str]:
     MetadataError, UnsupportedError, StoreError
         As for `load_group`.
     """
-    document = read_document(store, join(path, _DOCUMENT), path)
+    document = read_document(store, join(path, V3_DOCUMENT), path)
     if document is None or v3_draft.is_root(document):
         with suppress(NotFoundError):
             group = _load_older_group(store, path, document is None, None)
@@ -235,7 +236,7 @@ def _is_v2(document: Mapping[str, Any]) -> bool:
 
 def _absent(store: Store, path: str) -> NotFoundError:
     return NotFoundError(
-        f"there is no {join(path, _DOCUMENT)} in {store.url}",
+        f"there is no {join(path, V3_DOCUMENT)} in {store.url}",
         hint="check the address and the path inside the store",
     )
 
@@ -271,7 +272,7 @@ def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
         )
     except (MetadataError, StoreError):
         return []
-    return [name for name in names if name != _DOCUMENT]
+    return [name for name in names if name != V3_DOCUMENT]
 
 
 def _consolidated(document: Mapping[str, Any]) -> _Children | None:
@@ -315,7 +316,9 @@ def _contents(store: Store, path: str) -> GroupContents:
     names = store.list_children(path)
     if names is None:
         return UNLISTED
-    keys = {join(path, name, _DOCUMENT): name for name in names if name != _DOCUMENT}
+    keys = {
+        join(path, name, V3_DOCUMENT): name for name in names if name != V3_DOCUMENT
+    }
     found, unread = read_documents(store, keys)
     nodes, broken = _nodes({keys[key]: found[key] for key in found}, lambda _: "")
     # Opening a broken child reads its document again, which raises its error.

@@ -11,14 +11,13 @@ from typing import Any
 
 from gpushard.arguments import likely_names
 from gpushard.errors import GpushardError, NotFoundError
-from gpushard.hierarchies.documents import join
+from gpushard.hierarchies.documents import V2_GROUP, V3_DOCUMENT, join
 from gpushard.metadata import DOCUMENTS, names_in
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
 from gpushard.stores.local import LocalStore
 from gpushard.stores.resolve import local_path_of
 
-_DOCUMENT, _V2_GROUP = "zarr.json", ".zgroup"
 _DRAFT_PARTS = ("meta", "data")
 _ZIP = "zip://"
 # Entries of a directory, and folders in folders, that a hint is worth.
@@ -71,7 +70,7 @@ def _told_of_hierarchy(place: Path) -> str | None:
     """Hint on a directory of a hierarchy in the draft of v3, or of an array in one."""
     for above in place.parents:
         first, *_ = place.relative_to(above).parts
-        if first in _DRAFT_PARTS and (above / _DOCUMENT).is_file():
+        if first in _DRAFT_PARTS and (above / V3_DOCUMENT).is_file():
             names = names_in(LocalStore(above), "")
             has = f"which has {likely_names(place.name, names)}: open one of these"
             return f"it is a part of {str(above)!r}, {has}" if names else None
@@ -96,7 +95,7 @@ def _told_of_members(store: Store, path: str) -> str | None:
         file, first = store.url.removeprefix(_ZIP), min(members)
         way = f"path={first!r}" if file == store.url else f"{file}/{first}"
         opens = f"open {way}" if len(names) == 1 else f"{opens}, such as {way}"
-    elif above == path and _DOCUMENT in members.values():
+    elif above == path and V3_DOCUMENT in members.values():
         opens += ", or make it a group with zarr.create_group"
     return f"it has {likely_names('', names)}: {opens}"
 
@@ -115,7 +114,7 @@ def _places_in(store: Store, path: str) -> list[str]:
 
 def _documents_in(store: Store, places: Sequence[str]) -> dict[str, str]:
     """Name of the document of each array or group at `places`."""
-    looked = [(place, name) for place in places for name in (*DOCUMENTS, _V2_GROUP)]
+    looked = [(place, name) for place in places for name in (*DOCUMENTS, V2_GROUP)]
     answers = asked(store, [ByteRequest(join(*at), 0, 1) for at in looked])
     pairs = zip(looked, answers, strict=True)
     return {place: name for (place, name), answer in pairs if answer is not None}

@@ -24,7 +24,7 @@ from gpushard.converting.mark import (
     source_fingerprint,
     takes_mark,
 )
-from gpushard.converting.nodes import Nodes, put_group, refuse_clearing
+from gpushard.converting.nodes import Nodes, refuse_clearing
 from gpushard.converting.progress import Advance, Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import GpushardError, OptionError, naming
@@ -42,6 +42,7 @@ from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import (
     Blueprint,
     plain_keys,
+    put_group,
     put_groups_above,
     refuse_below_array,
     refuse_occupied,

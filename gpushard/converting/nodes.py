@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from gpushard.stores.checks import asked
 from gpushard.stores.local import LocalStore
 from gpushard.stores.writers import writer_of
 
-_DOCUMENT = "zarr.json"
 # An object that tells, for a moment, whether two stores have it.
 _PROBE = ".gpushard-overlap"
 
@@ -60,17 +58,6 @@ def nodes_of(top: ArrayLayout | Group) -> Nodes:
         for name in group:
             arrays[join(path, name)] = group[name].source.layout
     return Nodes(arrays, groups)
-
-
-def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
-    """Make a group at a place."""
-    members = {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": dict(attributes),
-    }
-    document = np.frombuffer(json.dumps(members, indent=2).encode(), np.uint8)
-    writer_of(store).put(join(place, _DOCUMENT), [document])
 
 
 def refuse_overlap(source: tuple[Store, str], target: tuple[Store, str]) -> None:

@@ -25,6 +25,13 @@ Document = dict[str, Any]
 Broken = Mapping[str, GpushardError]
 """Errors by the key or path of the document or node that has them."""
 
+V3_DOCUMENT = "zarr.json"
+"""Name of the document of a node in Zarr v3, and of a hierarchy's root in its draft."""
+V2_ARRAY, V2_GROUP, V2_ATTRIBUTES = ".zarray", ".zgroup", ".zattrs"
+"""Names of the documents of a node in Zarr v2."""
+DRAFT_METADATA, DRAFT_DATA = "meta/root", "data/root"
+"""Paths of documents and of objects in a hierarchy of the draft of Zarr v3."""
+
 _NAMES_SHOWN = 8
 # Documents of a group's children are fetched so many at a time, and only so many bytes
 # of each, which is enough for nearly all.

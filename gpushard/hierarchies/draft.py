@@ -10,6 +10,9 @@ from gpushard.errors import GpushardError, NotFoundError
 from gpushard.formats import v3_draft
 from gpushard.formats.document import as_object, parsing
 from gpushard.hierarchies.documents import (
+    DRAFT_DATA,
+    DRAFT_METADATA,
+    V3_DOCUMENT,
     GroupContents,
     GroupDocument,
     NodeType,
@@ -22,9 +25,6 @@ from gpushard.hierarchies.documents import (
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
 from gpushard.stores.base import Store
-
-_ROOT = "zarr.json"
-_METADATA, _DATA = "meta/root", "data/root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Node:
 
     def key(self, node_type: NodeType) -> str:
         """Key of the node's metadata document."""
-        stem = join(self.root, _METADATA, self.path)
+        stem = join(self.root, DRAFT_METADATA, self.path)
         return f"{stem}.{node_type}{self.suffix}"
 
     def read(self, store: Store, node_type: NodeType) -> dict[str, Any] | None:
@@ -64,7 +64,7 @@ def find_array(store: Store, path: str, options: Options) -> ArrayLayout | None:
         return None
     document = node.read(store, "array")
     if document is not None:
-        data_path = join(node.root, _DATA, node.path)
+        data_path = join(node.root, DRAFT_DATA, node.path)
         return v3_draft.parse_array(document, path, data_path, options)
     try:
         children = _children(store, node)
@@ -100,7 +100,7 @@ def _find(store: Store, path: str) -> _Node | None:
     parts = path.split("/") if path else []
     for n in range(len(parts), -1, -1):
         root = "/".join(parts[:n])
-        document = read_document(store, join(root, _ROOT), path)
+        document = read_document(store, join(root, V3_DOCUMENT), path)
         if document is None:
             continue
         if not v3_draft.is_root(document):
@@ -113,7 +113,7 @@ def _find(store: Store, path: str) -> _Node | None:
 
 def _children(store: Store, node: _Node) -> dict[str, NodeType]:
     """Name and kind of every node directly below; a directory is a group."""
-    names = listed(store, join(node.root, _METADATA, node.path), node.store_path)
+    names = listed(store, join(node.root, DRAFT_METADATA, node.path), node.store_path)
     children: dict[str, NodeType] = {}
     for name in names:
         if name.endswith(f".array{node.suffix}"):

@@ -10,6 +10,9 @@ from gpushard.errors import GpushardError, MetadataError, StoreError
 from gpushard.formats.document import as_object, wrong
 from gpushard.hierarchies.documents import (
     UNLISTED,
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
     Broken,
     Document,
     GroupContents,
@@ -25,10 +28,9 @@ from gpushard.hierarchies.documents import (
 )
 from gpushard.stores.base import Store
 
-_ARRAY, _GROUP, _ATTRIBUTES = ".zarray", ".zgroup", ".zattrs"
 _CONSOLIDATED = ".zmetadata"
-_DOCUMENTS = (_ARRAY, _GROUP, _ATTRIBUTES, _CONSOLIDATED)
-_NODE_TYPES: dict[str, NodeType] = {_ARRAY: "array", _GROUP: "group"}
+_DOCUMENTS = (V2_ARRAY, V2_GROUP, V2_ATTRIBUTES, _CONSOLIDATED)
+_NODE_TYPES: dict[str, NodeType] = {V2_ARRAY: "array", V2_GROUP: "group"}
 
 
 def find_array(store: Store, path: str) -> Document | None:
@@ -36,11 +38,11 @@ def find_array(store: Store, path: str) -> Document | None:
 
     None if there is neither an array nor a group.
     """
-    array = read_document(store, join(path, _ARRAY), path)
+    array = read_document(store, join(path, V2_ARRAY), path)
     if array is not None:
-        attributes = read_document(store, join(path, _ATTRIBUTES), path)
+        attributes = read_document(store, join(path, V2_ATTRIBUTES), path)
         return _node("array", array, attributes)
-    if store.get(join(path, _GROUP)) is not None:
+    if store.get(join(path, V2_GROUP)) is not None:
         raise group_instead(path, _names(store, path))
     return None
 
@@ -61,13 +63,13 @@ def find_group(
         except GpushardError as error:
             error.add_context(array_path=path)
             raise
-    if store.get(join(path, _GROUP)) is None:
-        if store.get(join(path, _ARRAY)) is not None:
+    if store.get(join(path, V2_GROUP)) is None:
+        if store.get(join(path, V2_ARRAY)) is not None:
             raise array_instead(path)
         return None
     if use_consolidated:
         raise not_consolidated(path)
-    attributes = read_document(store, join(path, _ATTRIBUTES), path)
+    attributes = read_document(store, join(path, V2_ATTRIBUTES), path)
     return GroupDocument(path, attributes or {}, partial(_contents, store, path))
 
 
@@ -105,7 +107,7 @@ def _read(
         join(path, name, document)
         for name in names
         if name not in _DOCUMENTS
-        for document in (_ARRAY, _GROUP, _ATTRIBUTES)
+        for document in (V2_ARRAY, V2_GROUP, V2_ATTRIBUTES)
     ]
     below = f"{path}/" if path else ""
     found, unread = read_documents(store, keys)
@@ -129,7 +131,8 @@ def _consolidated(document: Mapping[str, Any], path: str) -> GroupDocument:
         raise broken[""]
     own = nodes.pop("", None)
     if own is None:
-        raise wrong("the group is not in it", where, f"a member {_GROUP}", list(found))
+        expected = f"a member {V2_GROUP}"
+        raise wrong("the group is not in it", where, expected, list(found))
     if own["node_type"] == "array":
         raise array_instead(path)
     contents = GroupContents(children_of(nodes, broken), nodes, broken)
@@ -155,7 +158,7 @@ def _nodes(
 
 def _parsed(found: Mapping[str, Any], key: str, where: str) -> Document:
     path, _, name = key.rpartition("/")
-    attributes = found.get(join(path, _ATTRIBUTES))
+    attributes = found.get(join(path, V2_ATTRIBUTES))
     if attributes is not None:
         attributes = as_object(attributes, "attributes", where)
     document = as_object(found[key], "the metadata of a child", where)

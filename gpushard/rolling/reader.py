@@ -12,6 +12,7 @@ from gpushard.errors import (
     WindowMovedError,
     naming,
 )
+from gpushard.hierarchies.documents import V2_ARRAY, join
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
@@ -65,7 +66,7 @@ class RollingReader(DescribedArray):
         self._options = options
         self._kept = IndexCache(options.index_cache_nbytes)
         layout = load_array(store, path, options)
-        if not layout.keys.offset and store.get(f"{path}/.zarray".strip("/")) is None:
+        if not layout.keys.offset and store.get(join(path, V2_ARRAY)) is None:
             raise OptionError(
                 "the array does not roll", hint="open it with gpushard.open_array"
             )

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.formats.origins import moved_document, rolling_members, tags_of
-from gpushard.hierarchies.documents import decode_document, join
+from gpushard.hierarchies.documents import V3_DOCUMENT, decode_document, join
 from gpushard.metadata import parse_document
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
@@ -33,9 +33,8 @@ from gpushard.writing.shard import Region
 
 Change = Callable[[Window], Window]
 
-_DOCUMENT = "zarr.json"
 # A writer holds it while it finds the array's end, writes there and moves the end.
-_LOCK = "zarr.json.window"
+_LOCK = f"{V3_DOCUMENT}.window"
 
 
 class Steps:
@@ -175,7 +174,7 @@ class Steps:
 
     @property
     def _key(self) -> str:
-        return join(self.source.layout.path, _DOCUMENT)
+        return join(self.source.layout.path, V3_DOCUMENT)
 
     def _parsed(self, data: Bytes | None) -> tuple[Window, Any]:
         path = self.source.layout.path
@@ -188,7 +187,7 @@ class Steps:
         told = Fetched(data, None, None)
         encoded = document_bytes(told, self._key, self.source.store.url) or b""
         layout = parse_document(encoded, path, self.source.options)
-        return Window.of(layout), decode_document(encoded, _DOCUMENT, path)
+        return Window.of(layout), decode_document(encoded, V3_DOCUMENT, path)
 
     def _listed(self, prefix: str, depth: int) -> Iterator[str]:
         """Keys of objects and directories `depth` directories below `prefix`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpushard.errors import ObjectChangedError, WindowMovedError
+from gpushard.hierarchies.documents import V3_DOCUMENT
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.options import Options
@@ -93,7 +94,7 @@ class Watch:
         """The array's current window."""
         # A sparse array need not be opened again for each missing shard. An array in an
         # older format has two documents, and may have rolled by the other one.
-        key = f"{self.layout.key_prefix}zarr.json"
+        key = f"{self.layout.key_prefix}{V3_DOCUMENT}"
         is_told, version = self.store.current_version(key)
         known = self.seen.get(version) if is_told else None
         if known is not None:

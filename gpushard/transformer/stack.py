@@ -7,10 +7,16 @@ from typing import Any
 from gpushard.arguments import instance
 from gpushard.errors import NotFoundError
 from gpushard.formats import v3_draft
-from gpushard.hierarchies.documents import decode_document, join
+from gpushard.hierarchies.documents import (
+    DRAFT_DATA,
+    DRAFT_METADATA,
+    V3_DOCUMENT,
+    decode_document,
+    join,
+)
 from gpushard.options import DEFAULT
 from gpushard.stores.key_value import KeyValueStore, key_value_store
-from gpushard.transformer.store import DATA, ShardedStore
+from gpushard.transformer.store import ShardedStore
 
 
 def transformed(store: Any, path: str) -> KeyValueStore:
@@ -31,10 +37,10 @@ def transformed(store: Any, path: str) -> KeyValueStore:
         `path` is not text.
     """
     below, path = key_value_store(store), instance(path, "path", str).strip("/")
-    suffix = v3_draft.parse_root(_document(below, "zarr.json", path))
-    key = f"{join('meta/root', path)}.array{suffix}"
+    suffix = v3_draft.parse_root(_document(below, V3_DOCUMENT, path))
+    key = f"{join(DRAFT_METADATA, path)}.array{suffix}"
     document = _document(below, key, path)
-    layout = v3_draft.parse_array(document, path, join(DATA, path), DEFAULT)
+    layout = v3_draft.parse_array(document, path, join(DRAFT_DATA, path), DEFAULT)
     cells = layout.shards or ()
     for level in layout.levels:
         shape = level.chunk_shape

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 
 from gpushard.arguments import instance, integer, items, whole_number
 from gpushard.errors import OptionError
+from gpushard.hierarchies.documents import DRAFT_DATA, join
 from gpushard.planning.index import PRESENT
 from gpushard.stores.key_value import (
     KeyRange,
@@ -21,9 +22,6 @@ from gpushard.stores.key_value import (
 )
 from gpushard.transformer.keys import ShardKeys
 from gpushard.transformer.shards import Shards, range_of
-
-DATA = "data/root"
-"""Prefix of the keys of all stored objects of a hierarchy."""
 
 
 class ShardedStore(MutableMapping[str, bytes]):
@@ -87,7 +85,7 @@ class ShardedStore(MutableMapping[str, bytes]):
             what = "the grid of chunks has another rank than the shards"
             raise OptionError(what, expected=len(per_shard), got=len(grid))
         path = instance(path, "path", str).strip("/")
-        base = f"{DATA}/{path}/" if path else f"{DATA}/"
+        base = f"{join(DRAFT_DATA, path)}/"
         self._keys = ShardKeys(base, per_shard, separator, grid)
         self._below: KeyValueStore = key_value_store(store)
         self._shards = Shards(self._below, self._keys)

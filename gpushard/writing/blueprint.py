@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,7 +19,17 @@ from gpushard.formats.new_historic import (
 )
 from gpushard.formats.v3_draft import is_root, root_document
 from gpushard.formats.v3_draft import parse_array as parse_draft_array
-from gpushard.hierarchies.documents import decode_document, join, read_documents
+from gpushard.hierarchies.documents import (
+    DRAFT_DATA,
+    DRAFT_METADATA,
+    V2_ARRAY,
+    V2_ATTRIBUTES,
+    V2_GROUP,
+    V3_DOCUMENT,
+    decode_document,
+    join,
+    read_documents,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import parse_array, parse_document
 from gpushard.options import Options
@@ -28,13 +39,7 @@ from gpushard.stores.writers import writer_of
 ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
 """Formats that arrays are written in."""
 
-_ROOT = "zarr.json"
-_V2_ARRAY = ".zarray"
-_DOCUMENTS = (_ROOT, _V2_ARRAY, ".zgroup")
-_V3_GROUP = (
-    _ROOT,
-    encoded_document({"zarr_format": 3, "node_type": "group", "attributes": {}}),
-)
+_DOCUMENTS = (V3_DOCUMENT, V2_ARRAY, V2_GROUP)
 
 # Kinds of fill values that are comparable with elements of each kind.
 _SAME_FILL = {**dict.fromkeys("biu", "biuf"), "S": "S", "U": "U"}
@@ -124,6 +129,25 @@ def blueprint(
     return _MAKERS[array_format](arguments, place, options)
 
 
+def _v3_group(attributes: Mapping[str, Any]) -> tuple[str, bytes]:
+    """Name and contents of the document of a group in Zarr v3."""
+    members = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": dict(attributes),
+    }
+    return V3_DOCUMENT, json.dumps(members, indent=2).encode()
+
+
+_V3_GROUP = _v3_group({})
+
+
+def put_group(store: Store, place: str, attributes: Mapping[str, Any]) -> None:
+    """Make a group of Zarr v3 at a place."""
+    name, document = _v3_group(attributes)
+    writer_of(store).put(join(place, name), [np.frombuffer(document, np.uint8)])
+
+
 def put_groups_above(
     store: Store, place: str, group: tuple[str, bytes] = _V3_GROUP
 ) -> None:
@@ -146,10 +170,10 @@ def refuse_below_array(store: Store, place: str) -> None:
     """Refuse a place below an array; broken documents above it refuse nothing."""
     parts = place.split("/") if place else []
     above = ["/".join(parts[:n]) for n in range(len(parts))]
-    keys = [join(path, name) for path in above for name in (_ROOT, _V2_ARRAY)]
+    keys = [join(path, name) for path in above for name in (V3_DOCUMENT, V2_ARRAY)]
     for key, document in read_documents(store, keys)[0].items():
         path, _, name = key.rpartition("/")
-        if name == _V2_ARRAY or document.get("node_type") == "array":
+        if name == V2_ARRAY or document.get("node_type") == "array":
             raise OptionError(
                 "a place above is an array, and only groups have arrays below them",
                 got=f"an array at {path!r}" if path else "an array at the root",
@@ -200,20 +224,20 @@ def _refuse_other_fill(given: Any, layout: ArrayLayout) -> None:
 def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
     """Blueprint of an array of Zarr v3 with this document."""
     layout = parse_document(document, place, options)
-    documents = ((join(place, _ROOT), document),)
+    documents = ((join(place, V3_DOCUMENT), document),)
     return Blueprint(layout, documents, plain_keys(place), (place,), group=_V3_GROUP)
 
 
 def _prototype(arguments: ArrayArguments, place: str, options: Options) -> Blueprint:
     parsed = HistoricArguments.parse("v2-prototype-ii", arguments)
     document, attributes = prototype_documents(parsed)
-    named = {".zattrs": attributes} if attributes else {}
+    named = {V2_ATTRIBUTES: attributes} if attributes else {}
     documents = tuple(
         (join(place, name), encoded_document(members))
-        for name, members in {**named, ".zarray": document}.items()
+        for name, members in {**named, V2_ARRAY: document}.items()
     )
     layout = parse_array({**document, "attributes": attributes}, place, options)
-    group = (".zgroup", encoded_document({"zarr_format": 2}))
+    group = (V2_GROUP, encoded_document({"zarr_format": 2}))
     return Blueprint(layout, documents, plain_keys(place), (place,), group=group)
 
 
@@ -221,18 +245,18 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
     document = draft_document(
         HistoricArguments.parse("v3-draft-transformer", arguments)
     )
-    metadata, data_path = join("meta/root", place), join("data/root", place)
+    metadata, data_path = join(DRAFT_METADATA, place), join(DRAFT_DATA, place)
     key = f"{metadata}.array.json"
     taken = (key, f"{metadata}.group.json")
     # If the array is the root, documents of other formats are in its way as well.
-    other = () if place else (".zarray", ".zgroup")
+    other = () if place else (V2_ARRAY, V2_GROUP)
     below = (metadata, data_path) if place else ("",)
     return Blueprint(
         parse_draft_array(document, place, data_path, options),
         ((key, encoded_document(document)),),
         (*taken, *other),
         below,
-        (_ROOT, encoded_document(root_document())),
+        (V3_DOCUMENT, encoded_document(root_document())),
     )
 
 
