@@ -27,10 +27,11 @@ _ALL = slice(None)
 
 
 class SliceAxis(NamedTuple):
-    """`length` elements from `start` every `step`, landing every `out_step`.
+    """`length` elements from `start` every `step`, landing side by side.
 
-    `step` is positive; a negative step of the index expression becomes a negative
-    `out_step`. `drop` marks an integer index, whose axis the result does not have.
+    `step` is positive; a negative step of the index expression becomes an `out_step` of
+    -1, which otherwise is 1. `drop` marks an integer index, whose axis the result does
+    not have.
     """
 
     start: int

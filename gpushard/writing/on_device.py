@@ -27,7 +27,7 @@ from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.output import contiguous_strides, lies_on, stream_of
 from gpushard.layout import ArrayLayout
-from gpushard.selecting.selection import Orthogonal, SliceAxis
+from gpushard.selecting.selection import Orthogonal
 from gpushard.source import Source
 from gpushard.writing.regions import Box, Part
 from gpushard.writing.shard import Bytes, Region, is_fill
@@ -124,8 +124,8 @@ class DeviceValues:
         """How to assemble an inner chunk on the device; None if the host must do it."""
         if not isinstance(part, Box) or not part.covers(region.extents):
             return None
-        axes = [axis for axis in part.axes if isinstance(axis, SliceAxis)]
-        if len(axes) < len(part.axes) or any(a.step != 1 for a in axes):
+        axes = part.ranges
+        if axes is None:
             return None
         address = self._lies.address
         pairs = list(zip(axes, self._lies.strides, strict=True))

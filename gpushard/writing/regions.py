@@ -47,6 +47,12 @@ class Box:
         """Memory of its columns."""
         return sum(16 * p.length for p in self.axes if isinstance(p, IndexAxis))
 
+    @property
+    def ranges(self) -> tuple[SliceAxis, ...] | None:
+        """Its axes, if each is a range of neighbours; None if any is not."""
+        axes = tuple(p for p in self.axes if isinstance(p, SliceAxis) and p.step == 1)
+        return axes if len(axes) == len(self.axes) else None
+
     def cells(self, grid: tuple[GridAxis, ...]) -> Iterator[tuple[Cell, Box]]:
         """Cells of `grid` with written elements, in C order, each with its part."""
         for cuts in crossed_cells(self.axes, grid):
@@ -343,12 +349,8 @@ def _covers_axis(part: AxisSelection, extent: int) -> bool:
 
 def _slices(part: SliceAxis) -> tuple[slice, slice]:
     """Slices of the region and of the values; the latter may have a negative step."""
-    start, step, length, out_start, out_step, _ = part
-    out_stop = out_start + out_step * length
-    return (
-        slice(start, start + step * length, step),
-        slice(out_start, None if out_stop < 0 else out_stop, out_step),
-    )
+    stop = part.start + part.step * part.length
+    return slice(part.start, stop, part.step), part.landing
 
 
 def _indices(

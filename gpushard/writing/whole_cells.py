@@ -45,11 +45,10 @@ class WholeCells:
     @classmethod
     def of(cls, part: Part, grid: Sequence[GridAxis]) -> WholeCells | None:
         """The whole cells of a part; None if there are none, or if it is no box."""
-        if not isinstance(part, Box) or not part.axes:
+        ranges = part.ranges if isinstance(part, Box) else None
+        if not ranges:  # or no axes, along which cells would lie
             return None
-        axes = [axis for axis in part.axes if isinstance(axis, SliceAxis)]
-        if len(axes) < len(part.axes) or any(axis.step != 1 for axis in axes):
-            return None
+        axes = [*ranges]
         spans = [*map(_whole_span, axes, grid)]
         if any(first >= end for first, end in spans):
             return None
