@@ -177,6 +177,13 @@ class ChainEncoder:
         _, encoded = self.encode(array[np.newaxis])
         return next(iter(encoded.items()), None)
 
+    def encode_index(self, entries: NDArray[np.uint64]) -> Bytes:
+        """Bytes of a shard index; its numbers are always stored."""
+        encoded = self.encode_one(entries)
+        if encoded is None:
+            raise AssertionError("an index of no bytes")
+        return encoded
+
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
         fitted_shape, steps = self._fitted

@@ -55,7 +55,7 @@ def append_index(
         with open(path, "r+b", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             _refuse_outside(entries, size)
-            index = _encoded(entries)
+            index = ChainEncoder(_CHAIN, INDEX_ELEMENTS).encode_index(entries)
             try:
                 write_all(file.fileno(), [index])
                 os.fsync(file.fileno())
@@ -103,10 +103,3 @@ def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
             expected=f"a byte range within {file_nbytes} bytes",
             got=f"offset {offset}, nbytes {nbytes}",
         )
-
-
-def _encoded(entries: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    index = ChainEncoder(_CHAIN, INDEX_ELEMENTS).encode_one(entries)
-    if index is None:  # numbers are always stored
-        raise AssertionError("an index of no bytes")
-    return index

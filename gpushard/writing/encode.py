@@ -173,10 +173,7 @@ class Encoder:
     def index_bytes(self, region: Region, entries: NDArray[np.uint64]) -> Bytes:
         """Encoded index of a region, from its entries: uint64, (n_entries, 2)."""
         shaped = entries.reshape(*region.index_shape, 2)
-        encoded = self._indexes[region.level].encode_one(shaped)
-        if encoded is None:  # numbers are always stored
-            raise AssertionError("an index of no bytes")
-        return encoded
+        return self._indexes[region.level].encode_index(shaped)
 
     def laid_out(self, region: Region, assembly: Assembly) -> Pieces | None:
         """Shard that consists of these inner chunks; None if there are none."""
@@ -245,14 +242,15 @@ class Encoder:
         stored: Bytes | None,
         change: Change,
     ) -> None:
-        """Fill an inner chunk, in stored axes, with what it is after a change."""
+        """Fill an inner chunk, in stored axes, with what it is after a change.
+
+        `stored` is None, too, if all of it is overwritten.
+        """
         layout = self.source.layout
-        is_whole = change.part.covers(region.extents)
-        if is_whole or stored is None:
-            if region.extents != region.shape or not is_whole:
-                chunk[...] = layout.fill_value
-        else:
+        if stored is not None:
             chunk[...] = self.source.pipeline.decode(stored, chunk.shape)
+        elif region.extents != region.shape or not change.part.covers(region.extents):
+            chunk[...] = layout.fill_value
         change.put_into(chunk.transpose(np.argsort(layout.outer_order)))
 
     def _changed(

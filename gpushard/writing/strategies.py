@@ -26,7 +26,8 @@ from gpushard.writing.shard import (
     blank_entries,
 )
 
-_AT = {"append_only": "end", "random_write": "start"}
+# Where an index must lie to be written last, behind or before everything else.
+_INDEX_LOCATIONS = {"append_only": "end", "random_write": "start"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def refuse_unsuitable(encoder: Encoder) -> None:
         names = ", ".join(spec.name for spec in layout.object_codecs)
         raise _unsuitable(strategy, "no codecs around whole shards", names)
     level = layout.levels[0]
-    wanted = _AT.get(strategy, level.index_location)
+    wanted = _INDEX_LOCATIONS.get(strategy, level.index_location)
     if level.index_location != wanted:
         got = f"index_location {level.index_location!r}"
         raise _unsuitable(strategy, f"index_location {wanted!r}", got)
