@@ -181,7 +181,7 @@ def _unread_result(place: str, error: GpushardError) -> Verification:
     error.hint = limit_hint(error.hint)
     unread = Finding.of(error, "", kind="unreadable", n_inner_chunks=0)
     checks = [Check("the array", False, str(error))]
-    return Verification(place, checks, {}, [unread], 1, 0, 1)
+    return Verification(place, checks, {}, [unread], n_findings=1, n_unverified=1)
 
 
 @contextmanager

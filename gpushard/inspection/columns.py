@@ -134,12 +134,12 @@ def byte_use(chunks: StoredChunks) -> ByteUse:
     first, other = first[by_chunk], other[by_chunk]
     begins = row[first] >= 0
     return ByteUse(
-        row[is_chunk],
-        gap_start,
-        gap_stop,
-        np.where(begins, row[first], row[other]),
-        np.where(begins, row[other], row[first]),
-        n_shared,
+        order=row[is_chunk],
+        gap_start=gap_start,
+        gap_stop=gap_stop,
+        overlapping=np.where(begins, row[first], row[other]),
+        overlapped=np.where(begins, row[other], row[first]),
+        n_shared=n_shared,
     )
 
 

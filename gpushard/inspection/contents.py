@@ -156,14 +156,14 @@ def _untold(source: Source, coordinate: Coordinate) -> Contents:
 def _one_chunk(coordinate: Coordinate, nbytes: int) -> StoredChunks:
     none = np.empty(0, np.int64)
     return StoredChunks(
-        np.array([coordinate], np.int64).reshape(1, len(coordinate)),
-        np.array([PRESENT], np.uint8),
-        np.zeros(1, np.int64),
-        np.array([nbytes], np.int64),
-        none,
-        none,
-        nbytes,
-        0,
+        coordinate=np.array([coordinate], np.int64).reshape(1, len(coordinate)),
+        state=np.array([PRESENT], np.uint8),
+        start=np.zeros(1, np.int64),
+        stop=np.array([nbytes], np.int64),
+        index_start=none,
+        index_stop=none,
+        object_nbytes=nbytes,
+        n_nested_missing=0,
     )
 
 

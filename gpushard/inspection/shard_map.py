@@ -107,20 +107,19 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
         grid_shape = tuple(int(axis.length_of(at)) // n for axis, at, n in places)
         origin = tuple(int(axis.start_of(at)) // n for axis, at, n in places)
     use = byte_use(chunks)
-    decoded = prod(shape) * layout.dtype.itemsize
     order = None
     if len(layout.levels) == 1:
         index_shape = source.chunks_per_shard(coordinate, 0)
         order = order_name(use.order, index_shape)
     return ShardMap(
-        contents.key,
-        chunks,
-        use,
-        decoded,
-        grid_shape,
-        origin,
-        order,
-        contents.findings,
+        key=contents.key,
+        chunks=chunks,
+        use=use,
+        decoded_nbytes=prod(shape) * layout.dtype.itemsize,
+        grid_shape=grid_shape,
+        origin=origin,
+        order_name=order,
+        findings=contents.findings,
     )
 
 
@@ -147,18 +146,17 @@ def order_name(order: Ints, index_shape: tuple[int, ...]) -> str | None:
     is_stored = np.zeros(prod(index_shape), bool)
     is_stored[order] = True
     entries = np.arange(len(is_stored)).reshape(index_shape)
-    candidates = {
-        "c": entries.reshape(-1),
-        "f": entries.ravel(order="F"),
-        "morton": payload_order(index_shape, "morton"),
-        # zarr-python's Morton order, in which the first axis has the lowest bits.
-        "morton of zarr-python": entries.T.reshape(-1)[
-            payload_order(index_shape[::-1], "morton")
-        ],
-    }
-    for name, laid in candidates.items():
+    # In zarr-python's Morton order the first axis has the lowest bits.
+    of_zarr = entries.T.reshape(-1)[payload_order(index_shape[::-1], "morton")]
+    candidates = (
+        ("c", entries.reshape(-1)),
+        ("f", entries.ravel(order="F")),
+        ("morton", payload_order(index_shape, "morton")),
+        ("morton", of_zarr),
+    )
+    for name, laid in candidates:
         if np.array_equal(laid[is_stored[laid]], order):
-            return name.partition(" ")[0]
+            return name
     return "other"
 
 
@@ -259,13 +257,13 @@ def grid_bins(
     return GridBins(
         per_row,
         per_column,
-        count(np.ones(len(cell), bool)),
-        count(stored),
-        count(missing & inside),
-        count(~stored & ~missing),
-        count(~stored & ~inside),
-        nbytes.reshape(cells),
-        row.reshape(cells),
+        n_chunks=count(np.ones(len(cell), bool)),
+        n_stored=count(stored),
+        n_missing=count(missing & inside),
+        n_damaged=count(~stored & ~missing),
+        n_beyond=count(~stored & ~inside),
+        nbytes=nbytes.reshape(cells),
+        row=row.reshape(cells),
     )
 
 

@@ -287,8 +287,9 @@ class _Run:
 
     def _has_note(self, key: str) -> bool:
         store = self.source.store
-        is_local = isinstance(store, LocalStore) and self.source.layout.levels
-        return bool(is_local) and FileWriter(store).has_note(key)  # type: ignore[arg-type]
+        if not isinstance(store, LocalStore) or not self.source.layout.levels:
+            return False
+        return FileWriter(store).has_note(key)
 
     def _report(self, contents: Contents, finding: Finding) -> None:
         self._note(contents.coordinate, finding)
@@ -318,15 +319,16 @@ class _Run:
             found.insert(0, unread)
         n_refused = int(refused is not None)
         layout = self.source.layout
+        n_unverified = totals["unverified"] + n_refused
         return Verification(
             layout.path,
             checks,
             {"n_shards": layout.n_objects, **self.counts},
             found,
-            totals["damage"] + totals["unverified"] + totals["remark"] + n_refused,
-            totals["damage"],
-            totals["unverified"] + n_refused,
-            totals["damaged inner chunks"],
+            n_findings=totals["damage"] + n_unverified + totals["remark"],
+            n_damage=totals["damage"],
+            n_unverified=n_unverified,
+            n_damaged_inner_chunks=totals["damaged inner chunks"],
         )
 
     def _index_checks(self) -> list[Check]:
