@@ -117,6 +117,8 @@ class Elements:
 _ENTRY = np.zeros((), np.uint64)
 INDEX_ELEMENTS = Elements(_ENTRY.dtype, "uint64", 0, _ENTRY)
 """Elements of a shard index: offsets and sizes (sharding codec 1.0)."""
+ENTRY_NBYTES = 16
+"""Size of a decoded entry of a shard index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class CodecChain:
 class IndexSize(NamedTuple):
     """Encoded size of an index: bytes per entry, and bytes in addition.
 
-    An entry has 16 bytes unless a codec changes the element size.
+    An entry has `ENTRY_NBYTES` unless a codec changes the element size.
     """
 
     entry_nbytes: int

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ENTRY_NBYTES, ArrayLayout
 from gpushard.options import KIB
 from gpushard.pipeline import HostPipeline
 
@@ -125,15 +125,24 @@ class StoredArray:
         return self.element_strides
 
     @cached_property
-    def index_nbytes(self) -> tuple[int, ...]:
-        """Encoded size of the largest shard index at each sharding level."""
+    def index_entries(self) -> tuple[int, ...]:
+        """Entries of the largest shard index at each sharding level."""
         shape = tuple(axis.longest for axis in self.layout.axes)
-        sizes: list[int] = []
+        counts: list[int] = []
         for level in self.layout.levels:
             pairs = zip(shape, level.chunk_shape, strict=True)
-            sizes.append(level.index_nbytes(prod(n // cell for n, cell in pairs)))
+            counts.append(prod(n // cell for n, cell in pairs))
             shape = level.chunk_shape
-        return tuple(sizes)
+        return tuple(counts)
+
+    @cached_property
+    def index_nbytes(self) -> tuple[int, ...]:
+        """Memory of the largest shard index at each sharding level.
+
+        It is its encoded or its decoded size, whichever is larger.
+        """
+        pairs = zip(self.layout.levels, self.index_entries, strict=True)
+        return tuple(max(level.index_nbytes(n), ENTRY_NBYTES * n) for level, n in pairs)
 
     def chunks_per_shard(
         self, coordinate: tuple[int, ...], level: int

@@ -65,6 +65,17 @@ def test_an_index_that_codecs_make_smaller_is_held_to_its_decoded_size():
         opened(meta, Options(max_index_nbytes=32 * 16 - 1))
 
 
+def test_an_index_that_codecs_make_smaller_needs_room_for_its_decoded_size():
+    """Its 262,144 entries are stored in 1 MiB, and the limit leaves room for 2 MiB."""
+    skip_astype_of_zarr_310([NARROW])
+    n = 1 << 19
+    chain = sharding([2], index_codecs=[NARROW, LITTLE])
+    options = Options(memory_limit=1)
+    a = opened(document([n], [n], chain), options, **{"0": bytes(n * 2)})
+    with pytest.raises(gpushard.LimitError, match="a shard index takes more"):
+        a[...]
+
+
 @pytest.mark.parametrize("n", [0, 8])
 @pytest.mark.parametrize(
     ("index_codecs", "index"),

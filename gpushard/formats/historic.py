@@ -15,6 +15,7 @@ from gpushard.formats.index_size import check_index_nbytes
 from gpushard.formats.numcodecs_chain import StoredCodecs, parse_elements
 from gpushard.formats.numpy_spelling import parse_numpy_fill
 from gpushard.layout import (
+    ENTRY_NBYTES,
     ArrayLayout,
     CodecChain,
     CodecSpec,
@@ -26,7 +27,7 @@ from gpushard.options import Options
 
 # Both historic shard formats: pairs of little-endian uint64, no checksum, at the end
 # (draft of the storage transformer, "Binary shard format").
-_INDEX_SIZE = IndexSize(entry_nbytes=16, trailer_nbytes=0)
+_INDEX_SIZE = IndexSize(ENTRY_NBYTES, trailer_nbytes=0)
 _INDEX_CHAIN = CodecChain((), CodecSpec("bytes", {"endian": "little"}), ())
 
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from gpushard.errors import LimitError, MetadataError
-from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec, IndexSize
+from gpushard.layout import (
+    ENTRY_NBYTES,
+    INDEX_ELEMENTS,
+    CodecChain,
+    CodecSpec,
+    IndexSize,
+)
 from gpushard.options import Options
 from gpushard.pipeline import HostPipeline
 
@@ -27,7 +33,7 @@ def index_size(chain: CodecChain, ndim: int, json_path: str) -> IndexSize:
     if one is None or two is None or many is None:
         raise _variable(chain, pipeline, json_path)
     # Without axes there is only one entry, so its bytes cannot be told from the others.
-    entry_nbytes = two - one if ndim else 16
+    entry_nbytes = two - one if ndim else ENTRY_NBYTES
     size = IndexSize(entry_nbytes, one - entry_nbytes)
     if ndim and size.of(counts[-1]) != many:
         raise _variable(chain, pipeline, json_path)
@@ -38,8 +44,8 @@ def check_index_nbytes(
     size: IndexSize, n_entries: int, json_path: str, options: Options
 ) -> None:
     """Refuse shards whose index exceeds the limit (`LimitError`)."""
-    # Decoded entries take 16 bytes each, even if a codec makes them smaller.
-    index_nbytes = max(size.of(n_entries), 16 * n_entries)
+    # A codec may have made the entries smaller.
+    index_nbytes = max(size.of(n_entries), ENTRY_NBYTES * n_entries)
     if index_nbytes > options.max_index_nbytes:
         raise LimitError(
             "the shard index is too large",

@@ -44,7 +44,7 @@ def most_entries(source: Source) -> int:
 
 def outer_entries(source: Source) -> int:
     """Entries of the outermost index of the largest shard."""
-    return sum(source.index_nbytes[:1]) // 16
+    return sum(source.index_entries[:1])
 
 
 def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
@@ -55,7 +55,7 @@ def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
 
 def at_once(source: Source, most: int) -> int:
     """Objects whose indexes are held together: as many as fit, at most `most`."""
-    n_entries = prod(nbytes // 16 for nbytes in source.index_nbytes)
+    n_entries = prod(source.index_entries)
     return max(1, min(most, most_entries(source) // max(1, n_entries)))
 
 
@@ -77,9 +77,9 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
 def _all_entries(source: Source) -> int:
     """Entries that the indexes of one object take the room of, nested ones too."""
     n_indexes, n_held = 1, 0
-    for nbytes in source.index_nbytes:
+    for n_entries in source.index_entries:
         n_held += INDEX_ENTRIES * (n_indexes - 1)
-        n_indexes *= nbytes // 16
+        n_indexes *= n_entries
     return n_held + n_indexes
 
 
