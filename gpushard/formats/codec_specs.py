@@ -33,7 +33,7 @@ _ARRAY_BYTES = (
     "numcodecs.zfpy",
 )
 # Checksums that zarr's codecs verify; gpushard's own codecs are in their registry.
-_CHECKSUMS = (
+_CHECKSUMS_OF_NUMCODECS = (
     "numcodecs.adler32",
     "numcodecs.crc32",
     "numcodecs.crc32c",
@@ -52,11 +52,16 @@ _KINDS = {
     **dict.fromkeys(sorted(FILTERS_OF_NUMCODECS), Kind.ARRAY_ARRAY),
     "numcodecs.packbits": Kind.ARRAY_ARRAY,
     **dict.fromkeys(_ARRAY_BYTES, Kind.ARRAY_BYTES),
-    **dict.fromkeys(_in_groups((*BYTES_CODECS, *_CHECKSUMS)), Kind.BYTES_BYTES),
+    **dict.fromkeys(
+        _in_groups((*BYTES_CODECS, *_CHECKSUMS_OF_NUMCODECS)), Kind.BYTES_BYTES
+    ),
 }
 
 KNOWN = tuple(_KINDS)
 """Codecs whose kind is known without asking zarr."""
+
+CHECKSUMS = frozenset(("crc32c", *_CHECKSUMS_OF_NUMCODECS))
+"""Bytes-to-bytes codecs that only verify."""
 
 VARIABLE_SIZE = frozenset(_ARRAY_BYTES) - {"bytes"}
 """Array-to-bytes codecs whose encoded size depends on the data."""

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gpushard.inspection.contents import contents_of
-from gpushard.inspection.room import (
-    at_once,
-    most_entries,
-    outer_entries,
-    refuse_more_than,
-)
+from gpushard.inspection.room import at_once, most_entries, refuse_large_index
 from gpushard.source import Source
 
 _AT_ONCE = 64
@@ -44,7 +39,7 @@ def census(source: Source) -> Census:
     layout = source.layout
     coordinates = layout.coordinates()
     n_stored = n_empty = n_unreadable = 0
-    refuse_more_than(most_entries(source), outer_entries(source), source)
+    refuse_large_index(source)
     n_at_once = at_once(source, _AT_ONCE)
     while some := list(islice(coordinates, n_at_once)):
         for contents in contents_of(source, some, most_entries(source)):

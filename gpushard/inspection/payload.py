@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import fetch_payload
+from gpushard.formats.codec_specs import CHECKSUMS
 from gpushard.inspection.columns import StoredChunks, holds_elements
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.findings import Check, Finding
@@ -21,18 +22,6 @@ from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 from gpushard.work_queue import Spawner, Task
 
-# Codecs that only verify. As the last codec of a chain they cover the stored bytes, so
-# they are checked without decoding.
-_CHECKSUMS = frozenset(
-    (
-        "crc32c",
-        "numcodecs.adler32",
-        "numcodecs.crc32",
-        "numcodecs.crc32c",
-        "numcodecs.fletcher32",
-        "numcodecs.jenkins_lookup3",
-    )
-)
 # Largest payload of one task, except for larger inner chunks; progress is reported
 # after each task.
 _TASK_NBYTES = 16 << 20
@@ -63,8 +52,10 @@ class PayloadCheck:
     @classmethod
     def of(cls, source: Source, *, decodes: bool) -> PayloadCheck:
         """The checks that are possible for the array of `source`."""
+        # The last codec of a chain covers the stored bytes: it verifies them as they
+        # are.
         last = source.pipeline.bytes_codecs[-1:]
-        name = last[0].name if last and last[0].name in _CHECKSUMS else None
+        name = last[0].name if last and last[0].name in CHECKSUMS else None
         check = cls(decodes, name)
         if check.reads:
             try:

@@ -74,6 +74,11 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
         )
 
 
+def refuse_large_index(source: Source) -> None:
+    """Refuse shards whose outermost index may not be held; raises `LimitError`."""
+    refuse_more_than(most_entries(source), outer_entries(source), source)
+
+
 def _all_entries(source: Source) -> int:
     """Entries that the indexes of one object take the room of, nested ones too."""
     n_indexes, n_held = 1, 0

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, holds_elements
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
 from gpushard.inspection.findings import Finding
-from gpushard.inspection.room import (
-    at_once,
-    most_entries,
-    outer_entries,
-    refuse_more_than,
-)
+from gpushard.inspection.room import at_once, most_entries, refuse_large_index
 from gpushard.layout import ArrayLayout
 from gpushard.planning.index import MISSING, PRESENT
 from gpushard.selecting.selection import Ints
@@ -89,7 +84,7 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
     Raises `LimitError` if its indexes, or the whole object if it has to be fetched
     whole, exceed the memory limit, and `StoreError` if the store failed.
     """
-    refuse_more_than(most_entries(source), outer_entries(source), source)
+    refuse_large_index(source)
     (contents,) = contents_of(source, [coordinate], most_entries(source))
     chunks = contents.chunks
     if chunks is not None and chunks.object_nbytes is None:
@@ -128,7 +123,7 @@ def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
 
     Raises `StoreError` if the store failed.
     """
-    refuse_more_than(most_entries(source), outer_entries(source), source)
+    refuse_large_index(source)
     coordinates = islice(source.layout.coordinates(), most)
     n_at_once = 1  # usually the first one is stored
     while some := list(islice(coordinates, n_at_once)):

@@ -21,8 +21,7 @@ from gpushard.inspection.room import (
     is_read_whole,
     most_entries,
     most_unverified,
-    outer_entries,
-    refuse_more_than,
+    refuse_large_index,
     workers,
 )
 from gpushard.listed import each_of, listed_coordinates
@@ -83,8 +82,8 @@ def _verified(source: Source, decodes: bool, progress: Progress) -> Verification
     if is_read_whole(source):
         source.room.refuse_large(in_part=False)
     check = PayloadCheck.of(source, decodes=decodes)
+    refuse_large_index(source)
     most = most_entries(source)
-    refuse_more_than(most, outer_entries(source), source)
     n_workers = workers(source)
     listed = listed_coordinates(source)
     if listed is not None and listed.nbytes > MIB:
