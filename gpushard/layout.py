@@ -310,6 +310,11 @@ class ArrayLayout:
         return prod(self.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Size of all elements in memory, the text of strings aside."""
+        return self.size * self.dtype.itemsize
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """Stored objects along each axis: shards, or chunks of an unsharded array."""
         return tuple(axis.n_cells for axis in self.axes)

@@ -36,7 +36,7 @@ MAX_PARSED_NBYTES = 256 * MIB
 
 _LARGEST = 2**62
 _LEFT_OPEN = frozenset(("memory_limit", "chunk_cache_nbytes", "device_patience_s"))
-_FRACTIONS = frozenset(("whole_object_fraction", "patience_s", "device_patience_s"))
+_REAL = frozenset(("whole_object_fraction", "patience_s", "device_patience_s"))
 _BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "memory_limit": (1, _LARGEST),
@@ -204,7 +204,7 @@ class Options:
         self._check()
 
     def _check(self) -> None:
-        """Raise `OptionError` if a value is impossible."""
+        """Refuse impossible values (`OptionError`), and make those of NumPy plain."""
         for name, (least, most) in _BOUNDS.items():
             value = getattr(self, name)
             if name in _LEFT_OPEN and value is None:
@@ -213,21 +213,19 @@ class Options:
                 value = int(value)  # of NumPy
                 object.__setattr__(self, name, value)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            is_whole = name in _FRACTIONS or isinstance(value, int)
+            is_whole = name in _REAL or isinstance(value, int)
             if not (is_number and is_whole and least <= value <= most):
-                kind = "number" if name in _FRACTIONS else "whole number"
+                kind = "number" if name in _REAL else "whole number"
                 raise OptionError(
                     f"the option {name} cannot have this value",
                     expected=f"a {kind} from {least} to {most}",
                     got=repr(value),
                 )
-
         for name in _FLAGS:
             value = getattr(self, name)
             if not isinstance(value, bool):
-                from gpushard.arguments import (
-                    flag,
-                )  # loads NumPy, which --help must not
+                # It loads NumPy, which --help must not.
+                from gpushard.arguments import flag
 
                 object.__setattr__(self, name, flag(value, name))
         write: Any = self.write

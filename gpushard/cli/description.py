@@ -114,7 +114,7 @@ def _array_facts(layout: ArrayLayout, store: Store, options: Options) -> dict[st
         "n_shards": layout.n_objects,
         "n_stored": n_stored,
         **_inner_chunk_counts(source),
-        "nbytes": layout.size * layout.dtype.itemsize,
+        "nbytes": layout.nbytes,
         "stored_nbytes": stored_nbytes,
         "fill_value": layout.fill_value_json,
         "sharding": [_level_facts(level) for level in layout.levels],

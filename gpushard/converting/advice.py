@@ -244,7 +244,7 @@ def _better_chunks(
         return wanted
     stream = stream_nbytes(coding, nbytes)
     # In a small array, fewer streams only wait longer for the largest one.
-    is_large = layout.size * layout.dtype.itemsize >= READ_NBYTES
+    is_large = layout.nbytes >= READ_NBYTES
     if stream < _LEAST_STREAM_NBYTES and is_large:
         reasons.append(
             f"streams of {stream / KIB:.1f} KiB cost as much in indexes and tables as"
@@ -260,13 +260,12 @@ def _better_shards(
     layout: ArrayLayout, chunks: Shape, reasons: list[str], *, is_anew: bool
 ) -> Shape | None:
     itemsize = layout.dtype.itemsize
-    nbytes = layout.size * itemsize
     current = layout.shards
     suits = current is not None and not any(map(int.__mod__, current, chunks))
     shard_nbytes = prod(current) * itemsize if current is not None else 0
     if suits and _SMALL_SHARD_NBYTES <= shard_nbytes <= _LARGE_SHARD_NBYTES:
         return current
-    if suits and nbytes < _SMALL_SHARD_NBYTES:
+    if suits and layout.nbytes < _SMALL_SHARD_NBYTES:
         return current
     wanted = shard_shape(layout.shape, itemsize, chunks, None)
     if wanted == current:
@@ -301,7 +300,7 @@ def _plan(
 ) -> Plan:
     """A plan with its estimated costs."""
     itemsize = layout.dtype.itemsize
-    decoded = max(1, min(READ_NBYTES, layout.size * itemsize))
+    decoded = max(1, min(READ_NBYTES, layout.nbytes))
     chunk_nbytes = max(1, prod(chunks) * itemsize)
     stream = stream_nbytes(coding, chunk_nbytes)
     n_rows = -(-decoded // chunk_nbytes)

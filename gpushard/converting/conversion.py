@@ -104,8 +104,7 @@ class _Job:
 
     @property
     def nbytes(self) -> int:
-        layout = self.source.layout
-        return layout.size * layout.dtype.itemsize
+        return self.source.layout.nbytes
 
     def copy(self, store: Store, options: Options) -> Copy:
         """The work on the shards of the array."""

@@ -8,7 +8,6 @@ only inner chunks of that version.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -80,9 +79,9 @@ def takes_part(source: Source, n_elements: int, n_chunks: int) -> bool:
         Number of elements that the read takes, and of inner chunks that have them.
     """
     layout = source.layout
-    itemsize = layout.dtype.itemsize
-    held_nbytes = min(n_chunks * source.chunk_nbytes, prod(layout.shape) * itemsize)
-    return _PARTS * n_elements * itemsize <= (_PARTS - 1) * held_nbytes
+    taken_nbytes = n_elements * layout.dtype.itemsize
+    held_nbytes = min(n_chunks * source.chunk_nbytes, layout.nbytes)
+    return _PARTS * taken_nbytes <= (_PARTS - 1) * held_nbytes
 
 
 def keep_chunk(
