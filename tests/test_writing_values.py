@@ -11,7 +11,7 @@ import pytest
 import zarr
 from hypothesis import example, given
 from hypothesis import strategies as st
-from zarr.codecs import TransposeCodec
+from zarr.codecs import GzipCodec, ShardingCodec, TransposeCodec, VLenUTF8Codec
 
 import gpushard
 from gpushard.writing.values import fitting_values
@@ -260,3 +260,17 @@ def test_differences_behind_a_transpose_are_those_of_the_turned_axes(tmp_path):
 def test_an_empty_list_holds_no_value_that_does_not_fit(dtype):
     got = fitting_values([[], []], (2, 0), np.dtype(dtype))
     assert_same_bits(got, np.empty((2, 0), dtype))
+
+
+def test_long_text_in_shards_with_codecs_around_them_is_written_in_part(tmp_path):
+    """Its metadata do not say how large the text of a shard is."""
+    inner = ShardingCodec(chunk_shape=(4,), codecs=[VLenUTF8Codec()])
+    with quiet_zarr():
+        a = gpushard.create_array(
+            tmp_path, shape=8, dtype=str, chunks=8, serializer=inner,
+            compressors=GzipCodec(level=1), fill_value="", device="cpu",
+        )  # fmt: skip
+        want = np.array(["text " * (1 << 17)] * 8, object)
+        a[...] = want
+        a[1] = want[1] = "a"
+        assert zarr.open_array(tmp_path)[...].tolist() == want.tolist()

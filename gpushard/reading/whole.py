@@ -321,7 +321,21 @@ def unwrapped(
         _refuse_cut_off(source, coordinate, answer)
     if answer is None or not source.layout.object_codecs:
         return answer
-    data = answer.data
+    return Fetched(shard_inside(source, coordinate, answer.data), None, None)
+
+
+def shard_inside(
+    source: Source, coordinate: Coordinate, data: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Bytes of the shard in those of an object, with the codecs around it undone.
+
+    Raises
+    ------
+    CorruptShardError
+        The codecs refuse the bytes.
+    LimitError
+        The shard does not fit the memory limit.
+    """
     limit = _shard_limit(source, coordinate)
     room = source.room.most_stored_nbytes - len(data)
     most, needed = limit, limit
@@ -332,9 +346,8 @@ def unwrapped(
         decode = partial(codecs.decode, data, most)
         extra = codecs.extra_nbytes(data, most)
         if extra and source.room.is_crowded_by(extra):
-            data = decode_in_turn(decode)
-        else:
-            data = decode()
+            return decode_in_turn(decode)
+        return decode()
     except CorruptShardError as error:
         # The limits of all codecs follow from `most`.
         if most < limit and error.limit_nbytes is not None:
@@ -344,4 +357,3 @@ def unwrapped(
             array_path=source.layout.path, shard_key=source.key(coordinate)
         )
         raise
-    return Fetched(data, None, None)

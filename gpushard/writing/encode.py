@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.chain_encoder import ChainEncoder, encode_bytes
-from gpushard.codecs.wrapping import ObjectCodecs
 from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
+from gpushard.reading.whole import shard_inside
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
@@ -93,11 +92,7 @@ class Encoder:
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
-            # The bound is that of a read: gaps make a shard larger, but not without
-            # end.
-            limit = 2 * prod(region.shape) * self.source.layout.dtype.itemsize
-            limit += self.source.options.batch_nbytes
-            stored = ObjectCodecs(around).decode(stored[:], limit)
+            stored = shard_inside(self.source, region.coordinate, stored[:])
         pieces = self._pieces(region, stored, change)
         if pieces is None or not around:
             return pieces
