@@ -86,8 +86,8 @@ class StoredArray:
     @cached_property
     def largest_chunk_nbytes(self) -> int:
         """Largest plausible size of a stored inner chunk; a larger size is damage."""
-        shape = self.chunk_shape or self.shape_of((0,) * self.layout.ndim)
-        return self.pipeline.encoded_limit(shape)
+        axes = self.layout.inner_axes
+        return self.pipeline.encoded_limit(tuple(axis.longest for axis in axes))
 
     @cached_property
     def raw_strides(self) -> tuple[int, ...] | None:

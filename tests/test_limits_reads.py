@@ -171,6 +171,17 @@ def test_objects_that_are_fetched_whole_fit_half_the_memory_limit(tmp_path):
         assert max(map(len, store.calls)) == n_at_once
 
 
+def test_the_largest_object_says_how_many_are_fetched_whole_together(tmp_path):
+    lengths = [KIB, *[64 * KIB] * 16]
+    meta = document((sum(lengths),), (1,), LITTLE, GZIP)
+    grid = {"kind": "inline", "chunk_shapes": [lengths]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+    a, store = opened(put(tmp_path, meta), threads=1, memory_limit=768 * KIB)
+    assert a.source.largest_chunk_nbytes == 192 * KIB
+    assert not a[:].any()
+    assert max(map(len, store.calls)) == 2
+
+
 @pytest.mark.parametrize(("n_gap", "is_sane"), [(900, True), (1100, False)])
 def test_a_wrapped_shard_has_room_for_gaps_of_a_batch(tmp_path, n_gap, is_sane):
     """64 bytes are allowed twice, then 1,000 for gaps; so when it is written to."""

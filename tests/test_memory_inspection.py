@@ -200,3 +200,24 @@ def test_a_verification_leaves_room_for_objects_that_ranges_are_cut_from(tmp_pat
     ):
         source = asked(place, costs, memory_limit=limit)[0].source
         assert room.most_unverified(source) == source.options.memory_limit // share
+
+
+@pytest.mark.parametrize("lengths", [[64] * 17, [1, *[64] * 16]])
+def test_of_chunks_of_untold_size_as_many_are_held_as_the_largest_leave_room(
+    lengths, monkeypatch
+):
+    meta = document((sum(lengths) * KIB,), (1,), LITTLE, GZIP)
+    grid = {"kind": "inline", "chunk_shapes": [[n * KIB for n in lengths]]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+    at_once: list[int] = []
+    real = verify.contents_of
+
+    def contents_of(source: Any, some: Any, *more: Any) -> Any:
+        at_once.append(len(some))
+        return real(source, some, *more)
+
+    monkeypatch.setattr(verify, "contents_of", contents_of)
+    store = held({"zarr.json": json.dumps(meta).encode()})
+    most = 192 * KIB  # of stored bytes, for 64 KiB of elements
+    verify_array(source_of(store, threads=1, memory_limit=4 * 8 * most))
+    assert max(at_once) == 8

@@ -28,7 +28,6 @@ from gpushard.listed import each_of, listed_coordinates
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB
 from gpushard.planning import blocks
-from gpushard.reading.whole import largest_object
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.files import FileWriter
@@ -147,7 +146,7 @@ class _Run:
         if not self.source.layout.levels:
             # Stores that report no sizes return a whole chunk, which is held.
             room = self.source.options.memory_limit // (4 * self.n_workers)
-            n_at_once = min(n_at_once, room // largest_object(self.source, first))
+            n_at_once = min(n_at_once, room // self.source.largest_chunk_nbytes)
         while some := [*waiting, *islice(coordinates, max(0, n_at_once - 1))]:
             waiting = islice(coordinates, 1)
             if is_held(self.source):

@@ -69,12 +69,12 @@ def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
 def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     """Work that reads the shards of a block, as many at a time as make a batch."""
     n_shards = len(block.shard_coords)
-    first_shard = (0,) * job.source.layout.ndim
-    shard_nbytes = _shard_nbytes(job.source, first_shard)
+    largest = _largest_of(job.source, block)
+    shard_nbytes = _shard_nbytes(job.source, largest)
     budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
     # Objects that are larger than they should be must stay within the limit, too.
     bound = job.source.options.memory_limit // (2 * n_workers)
-    limit = most_fetched(job.source, first_shard)
+    limit = most_fetched(job.source, largest)
     fitting = bound // max(limit, 1)
     per_task = max(1, min(budget // max(shard_nbytes, 1), fitting))
     for first in range(0, n_shards, per_task):
@@ -86,6 +86,15 @@ def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
         # take more than the limit allows.
         nbytes = per_task * limit if job.source.layout.levels else 0
         yield Spawner(partial(_read_whole, job, some, n_workers), nbytes)
+
+
+def _largest_of(source: Source, block: Block) -> Coordinate:
+    """Coordinate of the largest shard of a block."""
+    coordinates = block.shard_coords
+    sizes = np.ones(len(coordinates))  # of floats, which no size overflows
+    for axis, at in zip(source.layout.axes, coordinates.T, strict=True):
+        sizes *= axis.length_of(at)
+    return tuple(coordinates[sizes.argmax()].tolist())
 
 
 def _shard_nbytes(source: Source, coordinate: Coordinate) -> int:
