@@ -202,13 +202,9 @@ def test_a_verification_leaves_room_for_objects_that_ranges_are_cut_from(tmp_pat
         assert room.most_unverified(source) == source.options.memory_limit // share
 
 
-@pytest.mark.parametrize("lengths", [[64] * 17, [1, *[64] * 16]])
-def test_of_chunks_of_untold_size_as_many_are_held_as_the_largest_leave_room(
-    lengths, monkeypatch
-):
-    meta = document((sum(lengths) * KIB,), (1,), LITTLE, GZIP)
-    grid = {"kind": "inline", "chunk_shapes": [[n * KIB for n in lengths]]}
-    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+@pytest.fixture
+def at_once(monkeypatch) -> list[int]:
+    """Numbers of objects whose contents are looked up together."""
     at_once: list[int] = []
     real = verify.contents_of
 
@@ -217,7 +213,29 @@ def test_of_chunks_of_untold_size_as_many_are_held_as_the_largest_leave_room(
         return real(source, some, *more)
 
     monkeypatch.setattr(verify, "contents_of", contents_of)
-    store = held({"zarr.json": json.dumps(meta).encode()})
+    return at_once
+
+
+def empty_array(lengths: list[int], *codecs: Any) -> Any:
+    """Store of an array none of whose objects, of these lengths, is stored."""
+    meta = document((sum(lengths),), (1,), *codecs)
+    grid = {"kind": "inline", "chunk_shapes": [lengths]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+    return held({"zarr.json": json.dumps(meta).encode()})
+
+
+@pytest.mark.parametrize("first", [1, 64 * KIB])
+def test_of_chunks_of_untold_size_as_many_are_held_as_the_largest_leave_room(
+    at_once, first
+):
+    store = empty_array([first, *[64 * KIB] * 16], LITTLE, GZIP)
     most = 192 * KIB  # of stored bytes, for 64 KiB of elements
     verify_array(source_of(store, threads=1, memory_limit=4 * 8 * most))
     assert max(at_once) == 8
+
+
+@pytest.mark.parametrize("first", [1, 4 * KIB])
+def test_as_many_indexes_are_held_as_the_largest_have_entries_for(at_once, first):
+    chain = sharding((1,), **INDEXED)
+    verify_array(source_of(empty_array([first, *[4 * KIB] * 16], chain)))
+    assert max(at_once) == 4

@@ -47,16 +47,14 @@ def outer_entries(source: Source) -> int:
     return sum(source.index_entries[:1])
 
 
-def index_entries(source: Source, coordinate: tuple[int, ...]) -> int:
-    """Entries of all indexes that one object may have; at least one."""
-    levels = range(len(source.layout.levels))
-    return prod(prod(source.chunks_per_shard(coordinate, level)) for level in levels)
+def inner_entries(source: Source) -> int:
+    """Entries of all innermost indexes that one object may have; at least one."""
+    return max(1, prod(source.index_entries))
 
 
 def at_once(source: Source, most: int) -> int:
     """Objects whose indexes are held together: as many as fit, at most `most`."""
-    n_entries = prod(source.index_entries)
-    return max(1, min(most, most_entries(source) // max(1, n_entries)))
+    return max(1, min(most, most_entries(source) // inner_entries(source)))
 
 
 def refuse_more_than(most: int, n_entries: int, source: Source) -> None:

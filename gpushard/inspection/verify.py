@@ -16,7 +16,7 @@ from gpushard.inspection.findings import Check, Finding, FindingsSoFar, Verifica
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.room import (
     beside_indexes,
-    index_entries,
+    inner_entries,
     is_held,
     is_read_whole,
     most_entries,
@@ -137,18 +137,14 @@ class _Run:
 
     def tasks(self, coordinates: Iterator[Coordinate]) -> Iterator[Work]:
         """Tasks that verify the objects at `coordinates`; drawn one at a time."""
-        first = next(coordinates, None)
-        if first is None:
-            return
-        waiting: Iterator[Coordinate] = iter([first])
-        n_at_once = max(1, blocks.BLOCK_CHUNKS // index_entries(self.source, first))
+        n_at_once = max(1, blocks.BLOCK_CHUNKS // inner_entries(self.source))
         n_at_once = min(n_at_once, blocks.BLOCK_SHARDS)
         if not self.source.layout.levels:
             # Stores that report no sizes return a whole chunk, which is held.
             room = self.source.options.memory_limit // (4 * self.n_workers)
-            n_at_once = min(n_at_once, room // self.source.largest_chunk_nbytes)
-        while some := [*waiting, *islice(coordinates, max(0, n_at_once - 1))]:
-            waiting = islice(coordinates, 1)
+            largest = max(1, self.source.largest_chunk_nbytes)
+            n_at_once = max(1, min(n_at_once, room // largest))
+        while some := list(islice(coordinates, n_at_once)):
             if is_held(self.source):
                 each = [[one] for one in some] if is_read_whole(self.source) else [some]
                 yield from (partial(self._verify_held, few) for few in each)
