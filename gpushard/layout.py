@@ -94,6 +94,13 @@ class GridAxis:
         return cell - 1
 
 
+def cell_shape(axes: Sequence[GridAxis]) -> tuple[int, ...] | None:
+    """Shape of every cell of a grid; None if an axis is rectilinear."""
+    if any(axis.boundaries is not None for axis in axes):
+        return None
+    return tuple(axis.cell for axis in axes)
+
+
 @dataclass(frozen=True, slots=True)
 class Elements:
     """What codecs must know of the elements that they encode.

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpushard.attributes import Attributes
 from gpushard.damage import OnDamage
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, cell_shape
 from gpushard.options import MIB
 from gpushard.placing.outputs import many
 from gpushard.selecting import expressions
@@ -302,10 +302,7 @@ class DescribedArray(NumpyLike):
     @property
     def block_shape(self) -> tuple[int, ...] | None:
         """Shape of the best unit to read: a shard, or a chunk; None if it varies."""
-        axes = self._layout.axes
-        if any(axis.boundaries is not None for axis in axes):
-            return None
-        return tuple(axis.cell for axis in axes)
+        return cell_shape(self._layout.axes)
 
     @property
     def fill_value(self) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.layout import ENTRY_NBYTES, ArrayLayout
+from gpushard.layout import ENTRY_NBYTES, ArrayLayout, cell_shape
 from gpushard.options import KIB
 from gpushard.pipeline import HostPipeline
 
@@ -41,19 +41,12 @@ class StoredArray:
     @cached_property
     def chunk_shape(self) -> tuple[int, ...] | None:
         """Shape of every inner chunk; None in a rectilinear grid without shards."""
-        axes = self.layout.inner_axes
-        if any(axis.boundaries is not None for axis in axes):
-            return None
-        return tuple(axis.cell for axis in axes)
+        return cell_shape(self.layout.inner_axes)
 
     def shape_of(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the inner chunk at `coordinate` of the grid of inner chunks."""
-        if self.chunk_shape is not None:
-            return self.chunk_shape
-        return tuple(
-            int(axis.length_of(i))
-            for axis, i in zip(self.layout.inner_axes, coordinate, strict=True)
-        )
+        # A rectilinear grid without shards is one of inner chunks.
+        return self.chunk_shape or self.layout.object_shape(coordinate)
 
     @cached_property
     def chunk_nbytes(self) -> int:

@@ -20,7 +20,7 @@ from gpushard.formats.document import (
     unsupported,
     wrong,
 )
-from gpushard.layout import MAX_LENGTH, GridAxis
+from gpushard.layout import MAX_LENGTH, GridAxis, cell_shape
 
 MAX_NDIM = 32
 """Most dimensions of an array: NumPy 1 and the CUDA kernels have the same limit."""
@@ -48,9 +48,7 @@ class ChunkGrid:
     @property
     def cell_shape(self) -> tuple[int, ...] | None:
         """Shape of every cell; None if an axis is rectilinear."""
-        if any(axis.boundaries is not None for axis in self.axes):
-            return None
-        return tuple(axis.cell for axis in self.axes)
+        return cell_shape(self.axes)
 
 
 def refuse_many_axes(shape: tuple[int, ...], json_path: str) -> None:
