@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from gpushard.cli.contenders import Contender
     from gpushard.cli.timing import TimedReads, Timing
 
-_OTHER_ELEMENTS = "other elements"
 _WITHOUT_LOOPS = "ran without its compiled loops"
 
 
@@ -65,7 +64,7 @@ def bench(
             about = [(workload.name, workload.description) for workload, _ in rows]
             without = [] if has_loops else [("gpushard", f"{_WITHOUT_LOOPS}{why}")]
             print_table([*about, *without, *_reasons(rows)])
-    if any(t.trouble == _OTHER_ELEMENTS for _, timings in rows for t in timings):
+    if any(timing.is_wrong for _, timings in rows for timing in timings):
         raise typer.Exit(EXIT_DAMAGED)
 
 
@@ -119,7 +118,7 @@ def _table(
 def _cell(timing: Timing) -> str:
     if timing.wall_s:
         return f"{median(timing.wall_s) * 1e3:.2f}"
-    return timing.trouble if timing.trouble == _OTHER_ELEMENTS else "left out"
+    return timing.trouble if timing.is_wrong else "left out"
 
 
 def _reasons(rows: list[tuple[TimedReads, list[Timing]]]) -> list[tuple[str, ...]]:
@@ -128,6 +127,6 @@ def _reasons(rows: list[tuple[TimedReads, list[Timing]]]) -> list[tuple[str, ...
         (timing.contender, f"left out: {timing.trouble}"): None
         for _, timings in rows
         for timing in timings
-        if timing.trouble not in ("", _OTHER_ELEMENTS)
+        if timing.trouble and not timing.is_wrong
     }
     return list(reasons)

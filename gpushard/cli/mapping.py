@@ -21,6 +21,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
 from gpushard.nearby import hinting
 from gpushard.options import Options
+from gpushard.planning.index import CORRUPT, MISSING, PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.local import LocalStore
@@ -114,7 +115,7 @@ def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column[some].tolist() for column in columns), strict=True)
 
 
-_STATES = ("stored", "missing", "damaged")
+_STATES = {PRESENT: "stored", MISSING: "missing", CORRUPT: "damaged"}
 _ORDERS = {
     "c": "C: the last axis first",
     "f": "F: the first axis first",

@@ -16,6 +16,7 @@ from gpushard.cli.comparison import have_same_elements
 from gpushard.cli.contenders import Contender, Key, open_contenders
 
 _N_SINGLE, _N_BATCH = 32, 256
+_OTHER_ELEMENTS = "other elements"
 
 
 class TimedReads(NamedTuple):
@@ -40,6 +41,11 @@ class Timing(NamedTuple):
     wall_s: list[float]
     cpu_s: list[float]
     trouble: str
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it read other elements than gpushard."""
+        return self.trouble == _OTHER_ELEMENTS
 
 
 def workloads(
@@ -122,7 +128,7 @@ def _compared(
         text = str(error).strip().splitlines()
         return Timing(contender.name, [], [], text[0] if text else repr(error))
     are_same = all(map(have_same_elements, expected, got))
-    return Timing(contender.name, [], [], "" if are_same else "other elements")
+    return Timing(contender.name, [], [], "" if are_same else _OTHER_ELEMENTS)
 
 
 def _time(contender: Contender, keys: Sequence[Key], timing: Timing) -> None:
