@@ -32,6 +32,14 @@ def put_plain(place: Path, nbytes: int) -> Path:
     return put(place, meta, c_0=NOISE.tobytes() + entries.tobytes())
 
 
+def rectilinear(lengths: list[int], *codecs: Any) -> Any:
+    """Document of an array of objects of these lengths."""
+    meta = document((sum(lengths),), (1,), *codecs)
+    grid = {"kind": "inline", "chunk_shapes": [lengths]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+    return meta
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """256 inner chunks of 4 KiB."""
@@ -131,6 +139,16 @@ def test_threads_are_as_many_as_asked_for_and_have_room(
     assert {n_workers for n_workers, _ in runs} == {n}
 
 
+@pytest.mark.parametrize("first", [1, 128 * KIB])
+def test_the_first_object_does_not_say_how_many_threads_are_worth_it(
+    tmp_path, runs, first
+):
+    meta = rectilinear([first, *[128 * KIB] * 8], LITTLE, ZSTD)
+    a, _ = opened(put(tmp_path, meta), threads=3)
+    assert not a[:].any()
+    assert {n_workers for n_workers, _ in runs} == {3}
+
+
 @pytest.fixture(scope="module")
 def empty_shards(tmp_path_factory):
     """Eight shards, each of nothing but an index of 64 KiB; and eight in one shard."""
@@ -172,10 +190,7 @@ def test_objects_that_are_fetched_whole_fit_half_the_memory_limit(tmp_path):
 
 
 def test_the_largest_object_says_how_many_are_fetched_whole_together(tmp_path):
-    lengths = [KIB, *[64 * KIB] * 16]
-    meta = document((sum(lengths),), (1,), LITTLE, GZIP)
-    grid = {"kind": "inline", "chunk_shapes": [lengths]}
-    meta["chunk_grid"] = {"name": "rectilinear", "configuration": grid}
+    meta = rectilinear([KIB, *[64 * KIB] * 16], LITTLE, GZIP)
     a, store = opened(put(tmp_path, meta), threads=1, memory_limit=768 * KIB)
     assert a.source.largest_chunk_nbytes == 192 * KIB
     assert not a[:].any()

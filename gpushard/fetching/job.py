@@ -163,7 +163,10 @@ class Job:
     def n_workers(self) -> int:
         """Number of threads that suits the amount of work."""
         source, n_chunks = self.source, self.plan.n_chunks
-        if n_chunks <= 1 or n_chunks * source.chunk_nbytes < SMALLEST_SHARE_NBYTES:
+        # Of a rectilinear grid, the first inner chunk may be far smaller than others.
+        is_regular = source.chunk_shape is not None
+        chunk_nbytes = source.chunk_nbytes if is_regular else source.whole_nbytes
+        if n_chunks <= 1 or n_chunks * chunk_nbytes < SMALLEST_SHARE_NBYTES:
             return 1
         if self.sink.batch_nbytes is not None:
             # Workers that find no free slot have planned the next batches meanwhile.
