@@ -1,4 +1,4 @@
-"""The documents that make an array at a place in a store, format by format."""
+"""The documents that make arrays and groups in a store, format by format."""
 
 from __future__ import annotations
 
