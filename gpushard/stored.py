@@ -55,6 +55,14 @@ class StoredArray:
         return prod(lengths) * self.layout.dtype.itemsize
 
     @cached_property
+    def mean_chunk_nbytes(self) -> float:
+        """Mean decoded size of an inner chunk."""
+        lengths = (
+            a.cell or a.extent / max(a.n_cells, 1) for a in self.layout.inner_axes
+        )
+        return prod(lengths) * self.layout.dtype.itemsize
+
+    @cached_property
     def work_nbytes(self) -> int:
         """Memory to decode the largest inner chunk, without its stored bytes."""
         if self.pipeline.is_raw:

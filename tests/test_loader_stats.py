@@ -14,6 +14,7 @@ from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stats import Progress, figures
 from gpushard.stop_flag import StopFlag
 from loader_data import N, labels
+from spec_shards import LITTLE, document, opened
 
 SLOW_S = 0.1
 
@@ -86,3 +87,15 @@ def test_time_between_epochs_does_not_count():
     progress.begin()
     progress.end(lambda: progress.begun + 3)
     assert figures(progress, [], depth=0)["seconds"] == pytest.approx(5)
+
+
+def test_chunks_of_several_shapes_are_decoded_once_in_order():
+    """The first of them has a tenth of the elements of a later one."""
+    lengths = [1, 9, 10]
+    meta = document((20, 3), (20, 3), LITTLE, dtype="uint8")
+    sizes = {"kind": "inline", "chunk_shapes": [lengths, [3]]}
+    meta["chunk_grid"] = {"name": "rectilinear", "configuration": sizes}
+    chunks = {f"{i}_0": bytes(3 * n) for i, n in enumerate(lengths)}
+    with Loader(opened(meta, **chunks), batch_size=5) as loader:
+        list(loader)
+        assert loader.stats()["read_amplification"] == pytest.approx(1)

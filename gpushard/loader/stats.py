@@ -88,11 +88,12 @@ def _amplification(fields: Sequence[Field], counts: Sequence[dict[str, int]]) ->
     """Elements decoded for each element wanted; 1 if nothing is decoded in vain.
 
     An inner chunk counts whole if it reaches beyond the array's edge, or if patches
-    share it. Inner chunks that are kept (`Options.chunk_cache_nbytes`) do not count.
+    share it. Inner chunks that are kept (`Options.chunk_cache_nbytes`) do not count. Of
+    a rectilinear grid, inner chunks count as if all were of their mean size.
     """
     decoded = wanted = 0
     for one, count in zip(fields, counts, strict=True):
-        chunk_nbytes = one.members[0].source.chunk_nbytes
+        chunk_nbytes = one.members[0].source.mean_chunk_nbytes
         n_decoded = count.get("loaded_chunks", 0) - count.get("n_kept_inner_chunks", 0)
         decoded += n_decoded * chunk_nbytes
         wanted += count.get("loaded_samples", 0) * one.sample_nbytes
