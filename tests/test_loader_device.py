@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -232,71 +231,6 @@ def test_tensors_are_made_of_the_very_memory(device, monkeypatch):
     assert kind == "tensor"
     assert isinstance(array, EmulatedArray)
     assert np.array_equal(array.get(), IMAGES[:4])
-
-
-class BusyDevice(EmulatedDevice):
-    """One whose caller works on a stream that runs when nothing else can."""
-
-    def current_stream(self):
-        return 0
-
-    def _run_any(self, otherwise):
-        ready = [s for s, queue in self._streams.items() if self._is_ready(queue)]
-        assert ready, otherwise
-        self._run_next(max(ready))
-
-
-def test_memory_is_not_written_while_the_consumer_has_work_queued(monkeypatch):
-    """Its work is queued when it lets go of a batch, and runs much later."""
-    monkeypatch.setattr(reading, "LOAD_NBYTES", 48)
-    device, seen = BusyDevice(KERNELS, load_standin()), []
-
-    def use(batch):
-        address, nbytes = batch.buffer.address, batch.buffer.nbytes
-
-        def read():
-            content = ctypes.string_at(address, nbytes)
-            seen.append(np.frombuffer(content, "u2").reshape(-1, 2, 3))
-
-        device.queue(0, "kernel", "train", read)
-
-    for batch in Loader(images(), batch_size=4, shuffle=True, device=device, seed=4):
-        use(batch)
-        del batch
-    device.drain()
-    host = list(Loader(images(), batch_size=4, shuffle=True, seed=4))
-    assert len(seen) == len(host)
-    for got, wanted in zip(seen, host, strict=True):
-        assert np.array_equal(got, wanted)
-
-
-def test_memory_of_the_device_is_bounded_and_given_back(device, monkeypatch):
-    monkeypatch.setattr(reading, "LOAD_NBYTES", 16 * 1024)
-    a = stored(np.zeros((320, 8 * 1024), "u1"), (8, 8 * 1024))
-    before = device.free_nbytes()
-    options = {"batch_size": 8, "shuffle": True, "block": "chunk", "buffer_blocks": 1}
-    with Loader(a, device=device, prefetch_factor=1, **options) as loader:
-        held = []
-        for batch in loader:
-            held.append(before - device.free_nbytes())
-            del batch
-    # One in hand, one waiting, two being read, and what reading takes beside them.
-    assert len(held) == 40
-    assert max(held) < 9 * 64 * 1024 < a.nbytes / 4
-    del loader
-    gc.collect()
-    device.drain()
-    assert device.free_nbytes() == before
-
-
-def test_loaders_that_are_gone_leave_their_streams_to_others(device):
-    for _ in range(3):
-        with Loader(images(), device=device, batch_size=8) as loader:
-            for batch in loader:
-                del batch
-        del loader
-        gc.collect()
-        assert len(device._idle_streams) == len(device._streams) - 1  # the default one
 
 
 def test_the_next_read_is_begun_before_the_last_one_is_waited_for(device, monkeypatch):

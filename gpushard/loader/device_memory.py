@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,29 +20,39 @@ from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
 from gpushard.pools import to_the_end
 
+_Uses = dict[tuple[int, Stream], Event]
+"""Thread and stream that memory was used in -> event that is done when that use is.
+
+Later events of a thread on the same stream take the place of earlier ones.
+"""
+
 
 @dataclass(slots=True)
 class _Free:
-    """Memory that can be used again once `event` is done."""
+    """Memory that can be used again once all `uses` are done."""
 
     device: Device
     buffer: DeviceBuffer
-    event: Event
+    uses: _Uses
     is_taken: bool = False
 
     def __del__(self) -> None:
         # An allocator does not know the streams on which memory was used.
         if not (self.is_taken or sys.is_finalizing()):
-            # An interrupt must not end the wait; it is lost in here.
+            # An interrupt must not end the waits; it is lost in here.
             with suppress(DeviceError):
-                to_the_end(partial(self.device.wait, self.event))
+                to_the_end(self._wait)
+
+    def _wait(self) -> None:
+        for event in [*self.uses.values()]:
+            self.device.wait(event)
 
 
 class DeviceMemory:
     """Rows in device memory, which are reused once they were dropped and read.
 
     Memory is not reused while an array refers to it, nor before the consumer's work is
-    done that was queued when the last array was dropped.
+    done that a thread had queued when it dropped an array.
 
     Parameters
     ----------
@@ -51,7 +61,7 @@ class DeviceMemory:
     n_kept
         Number of free pieces of memory to keep.
     consumer
-        Returns the stream that the caller's thread uses batches on now.
+        Returns the stream that the calling thread uses batches on now.
     """
 
     def __init__(
@@ -115,7 +125,8 @@ class DeviceMemory:
             if n_left > self._n_kept:
                 continue
             if nbytes <= free.buffer.nbytes <= 2 * nbytes:
-                self.device.await_event(self.stream, free.event)
+                for event in [*free.uses.values()]:
+                    self.device.await_event(self.stream, event)
                 free.is_taken = True
                 return free.buffer
             self._free.append(free)
@@ -130,7 +141,7 @@ class _Lease:
     would give back the memory of a buffer that the lease then declares free.
     """
 
-    __slots__ = ("_consumer", "_device", "_free", "_leased")
+    __slots__ = ("_consumer", "_device", "_free", "_leased", "_uses")
 
     def __init__(
         self,
@@ -144,7 +155,13 @@ class _Lease:
         self._free = free
         self._device = device
         self._consumer = consumer
+        self._uses: _Uses = {}
         leased[id(self)] = buffer
+
+    def note_use(self) -> None:
+        """Note what the calling thread has queued on its stream so far."""
+        stream = self._consumer()
+        self._uses[get_ident(), stream] = self._device.record(stream)
 
     def __del__(self) -> None:
         if sys.is_finalizing():  # modules may be gone already
@@ -154,8 +171,26 @@ class _Lease:
             return
         # Memory of a device that failed is never reused.
         with suppress(DeviceError):
-            event = self._device.record(self._consumer())
-            self._free.append(_Free(self._device, buffer, event))
+            self.note_use()
+            self._free.append(_Free(self._device, buffer, self._uses))
+
+
+class _Use:
+    """What an array over rows refers to: notes its use when the array is gone.
+
+    A thread of the loader may drop the rows last. It does not know the stream of the
+    thread that used the array.
+    """
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: _Lease) -> None:
+        self._lease = lease
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with suppress(DeviceError):
+                self._lease.note_use()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +249,7 @@ class DeviceRows:
     def array(self) -> Any:
         """Array of the device's library over the rows."""
         device = self.memory.device
-        return device.view(self.address, self.shape, self.dtype, self.lease)
+        return device.view(self.address, self.shape, self.dtype, _Use(self.lease))
 
     def joined(self, parts: Sequence[DeviceRows]) -> DeviceRows:
         """Rows of all parts, one after the other, in new memory."""
