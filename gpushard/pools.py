@@ -255,7 +255,10 @@ def cancel_or_wait(futures: Sequence[Future[Any]]) -> None:
         except INTERRUPTS as error:
             interrupt = error
     if interrupt is not None:
-        raise interrupt
+        try:
+            raise interrupt
+        finally:
+            del interrupt  # it knows this frame, which knows the tasks
 
 
 def break_off(futures: Iterable[Future[Any]]) -> None:
@@ -283,22 +286,6 @@ def run_in_turn(function: Callable[[], Answer]) -> Answer:
         raise
     finally:
         cancel_or_wait(futures)
-
-
-def to_the_end(wait: Callable[[], object]) -> None:
-    """Call `wait`, again after each interrupt, until it returns.
-
-    The last interrupt is raised afterwards.
-    """
-    interrupt: BaseException | None = None
-    while True:
-        try:
-            wait()
-            break
-        except INTERRUPTS as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
 
 
 def pause_at_end(pause_s: float) -> None:

@@ -18,6 +18,25 @@ _T = TypeVar("_T")
 INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
+def to_the_end(call: Callable[[], object]) -> None:
+    """Call `call`, again after each interrupt, until it returns.
+
+    The last interrupt is raised afterwards.
+    """
+    interrupt: BaseException | None = None
+    while True:
+        try:
+            call()
+            break
+        except INTERRUPTS as error:
+            interrupt = error
+    if interrupt is not None:
+        try:
+            raise interrupt
+        finally:
+            del interrupt  # it knows this frame, which knows what was called
+
+
 class Request(Protocol):
     """What waits for a server."""
 
@@ -48,15 +67,7 @@ class StopFlag:
         An interrupt does not end this: who sets the flag waits next for those requests.
         The last interrupt is raised afterwards.
         """
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                self._set()
-                break
-            except INTERRUPTS as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        to_the_end(self._set)
 
     def _set(self) -> None:
         self._is_set = True

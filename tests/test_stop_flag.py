@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from itertools import count
 
@@ -13,12 +15,25 @@ import pytest
 from forked import answers_in_a_fork
 from gpushard import pools
 from gpushard.errors import StoreError
-from gpushard.stop_flag import StopFlag, enter, flag_here, is_stopped, leave, stop_all
+from gpushard.stop_flag import (
+    StopFlag,
+    enter,
+    flag_here,
+    is_stopped,
+    leave,
+    stop_all,
+    to_the_end,
+)
 from gpushard.stores.zarr_loop import run_in_loop
 from interrupts import is_cut_off
 
 # Before its `try` no call looks for signals.
-UNREACHED = ("interrupt: BaseException | None = None", "while True:", "try:")
+UNREACHED = (
+    "to_the_end(self._set)",
+    "interrupt: BaseException | None = None",
+    "while True:",
+    "try:",
+)
 
 
 class Noted:
@@ -83,6 +98,40 @@ def test_an_interrupt_at_any_line_of_setting_leaves_no_request_waiting(kind):
         if not was_cut_off:
             break
     assert n_line > 10
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda step: to_the_end(step.interrupted_once),
+        lambda step: pools.cancel_or_wait([step]),
+    ],
+    ids=["to_the_end", "cancel_or_wait"],
+)
+def test_what_an_interrupt_did_not_end_is_let_go_of_with_the_error(use):
+    class Step:
+        stop = StopFlag()
+        n_times = 0
+
+        def interrupted_once(self):
+            self.n_times += 1
+            if self.n_times == 1:
+                raise KeyboardInterrupt
+            return True
+
+        cancel = interrupted_once
+
+    step = Step()
+    gone = weakref.ref(step)
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            use(step)
+        assert step.n_times == 2
+        del step
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_ends_while_the_flag_is_set_is_left_alone():
