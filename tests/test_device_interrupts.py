@@ -206,6 +206,31 @@ def test_rows_that_a_consumer_still_uses_are_not_given_back_after_an_interrupt(
     assert lost == [KeyboardInterrupt]
 
 
+@pytest.mark.parametrize("is_handed_out", [False, True])
+def test_an_interrupt_as_rows_are_dropped_frees_no_memory_in_use(
+    monkeypatch, is_handed_out
+):
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: lost.append(what.exc_type))
+    device = emulated()
+    memory, record = DeviceMemory(device, 1, lambda: 0), device.record
+    rows = memory.take((9,), np.dtype("i4"))
+    held = [rows.array()] if is_handed_out else [rows]
+    device.copy(rows.address, rows.address, rows.nbytes, 0)
+
+    def interrupted(stream):
+        monkeypatch.setattr(device, "record", record)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "record", interrupted)
+    del rows
+    held.clear()
+    assert lost == [KeyboardInterrupt]
+    assert [free.buffer.nbytes for free in memory._free] == [36]
+    device.wait(*memory._free[0].uses.values())
+    assert not device._streams[0]
+
+
 def test_a_write_gives_back_no_memory_before_its_work_is_done(tmp_path):
     stored(tmp_path, CHAINS["zstd"])
 

@@ -164,14 +164,19 @@ class _Lease:
         self._uses[get_ident(), stream] = self._device.record(stream)
 
     def __del__(self) -> None:
-        if sys.is_finalizing():  # modules may be gone already
+        # Modules may be gone already; or it was interrupted as it was made.
+        if sys.is_finalizing() or id(self) not in getattr(self, "_leased", ()):
             return
-        buffer = getattr(self, "_leased", {}).pop(id(self), None)
-        if buffer is None:  # it was interrupted as it was made
-            return
-        # Memory of a device that failed is never reused.
-        with suppress(DeviceError):
-            self.note_use()
+        try:
+            # An interrupt is lost in here, and must not free the memory too early.
+            to_the_end(self._give_back)
+        except DeviceError:  # memory of a device that failed is never reused
+            self._leased.pop(id(self), None)
+
+    def _give_back(self) -> None:
+        self.note_use()
+        buffer = self._leased.pop(id(self), None)
+        if buffer is not None:  # None: it was interrupted just behind this
             self._free.append(_Free(self._device, buffer, self._uses))
 
 
@@ -188,9 +193,10 @@ class _Use:
         self._lease = lease
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        lease = getattr(self, "_lease", None)  # None: interrupted as it was made
+        if lease is not None and not sys.is_finalizing():
             with suppress(DeviceError):
-                self._lease.note_use()
+                to_the_end(lease.note_use)
 
 
 @dataclass(frozen=True, slots=True)
