@@ -147,3 +147,16 @@ def test_the_wait_for_one_that_was_lost_ends_with_the_read(monkeypatch):
                 waits.result(5)
         finally:  # as above
             spares.put("a")
+
+
+def test_no_wait_of_a_read_that_nobody_waits_for_ends_as_if_interrupted(monkeypatch):
+    monkeypatch.setattr(spares_module, "_LOOK_S", 0.01)
+    flag, spares = StopFlag(), Spares()
+    flag.set()
+    enter(flag)
+    try:
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="nobody waits"):
+                wait_for_one(spares)
+    finally:
+        leave()

@@ -50,6 +50,7 @@ class Spares(Generic[Thing]):
                 except queue.Empty:
                     refuse_stopped()
             if thing is None:
+                refuse_stopped()  # whose wait has ended so has put None, too
                 raise KeyboardInterrupt
             yield thing
         finally:
