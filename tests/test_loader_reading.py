@@ -155,12 +155,12 @@ def planned(tmp_path, monkeypatch):
     a = gpushard.open_array(tmp_path, options=options)
     settings = Loader(a, batch_size=8)._settings
     reader = reading.Reader(
-        settings.fields,
-        settings.origins,
-        settings.fields[0].axis("chunk"),
-        settings.place(),
-        "raise",
-        StopFlag(),
+        fields=settings.fields,
+        origins=settings.origins,
+        axis=settings.fields[0].axis("chunk"),
+        place=settings.place(),
+        on_error="raise",
+        stop=StopFlag(),
     )
     order = settings.shuffling.order(0)
     return reader, reader.plans(order, settings.share(order.n), 0)

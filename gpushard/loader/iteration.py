@@ -60,14 +60,14 @@ class Epochs:
         share = settings.share(order.n)
         self._n_steps = share.n_steps
         reader = Reader(
-            settings.fields,
-            settings.origins,
-            settings.fields[0].axis("chunk"),
-            place,
-            settings.on_error,
-            self._stop,
-            progress.incidents,
-            place.n_under_way if settings.n_ahead else 0,
+            fields=settings.fields,
+            origins=settings.origins,
+            axis=settings.fields[0].axis("chunk"),
+            place=place,
+            on_error=settings.on_error,
+            stop=self._stop,
+            incidents=progress.incidents,
+            n_under_way=place.n_under_way if settings.n_ahead else 0,
         )
         plans = _plans(reader, settings, standing, order, share)
         n_plans = place.n_planned if settings.n_ahead else 0

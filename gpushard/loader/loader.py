@@ -184,7 +184,7 @@ class Loader:
     def is_even(self) -> bool:
         """Whether all ranks have the same number of steps for any number of samples."""
         settings = self._settings
-        return settings.uneven != "allow" or settings.ranks[1] == 1
+        return settings.uneven != "allow" or settings.ranks.world_size == 1
 
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch. This ends an iteration through another epoch.
@@ -386,8 +386,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays, given = self._given
-        rank, world_size = self._settings.ranks
-        given = {**given, "rank": rank, "world_size": world_size}
+        given = {**given, **self._settings.ranks._asdict()}
         state = {
             "_standing": self._standing,
             "_is_resumed": self._is_resumed,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpushard.errors import OptionError
 
-Ranks = tuple[int, int]
-"""The rank and the world size."""
+
+class Ranks(NamedTuple):
+    """Number of this process, and the number of processes."""
+
+    rank: int
+    world_size: int
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
@@ -31,14 +35,14 @@ def find_ranks(rank: int | None, world_size: int | None) -> Ranks:
             got=f"rank={rank}, world_size={world_size}",
         )
     if rank is None or world_size is None:
-        rank, world_size = next(_known_ranks(), (0, 1))
+        rank, world_size = next(_known_ranks(), Ranks(0, 1))
     if not 0 <= rank < world_size:
         raise OptionError(
             "rank= must be the number of one of world_size= processes",
             expected=f"0 <= rank < {world_size}",
             got=rank,
         )
-    return rank, world_size
+    return Ranks(rank, world_size)
 
 
 def refuse_other_ranks(ranks: Ranks) -> None:
@@ -69,12 +73,12 @@ def _known_ranks() -> Iterator[Ranks]:
     # one that another thread is just importing, names are missing.
     torch: Any = sys.modules.get("torch.distributed")
     if getattr(torch, "is_initialized", _never)():
-        yield torch.get_rank(), torch.get_world_size()
+        yield Ranks(torch.get_rank(), torch.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        yield _number("RANK"), _number("WORLD_SIZE")
+        yield Ranks(_number("RANK"), _number("WORLD_SIZE"))
     jax: Any = sys.modules.get("jax")
     if getattr(getattr(jax, "distributed", None), "is_initialized", _never)():
-        yield jax.process_index(), jax.process_count()
+        yield Ranks(jax.process_index(), jax.process_count())
 
 
 def _never() -> bool:

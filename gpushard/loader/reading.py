@@ -116,7 +116,7 @@ class Incidents:
     n_skipped: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reader:
     """Reads samples of several arrays together.
 

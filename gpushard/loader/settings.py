@@ -145,7 +145,7 @@ class Settings:
     @property
     def global_batch(self) -> int:
         """Number of samples that all ranks together get in a step."""
-        return self.batch_size * self.ranks[1]
+        return self.batch_size * self.ranks.world_size
 
     @property
     def n_finished_ahead(self) -> int:

@@ -13,12 +13,13 @@ from typing import Literal
 
 import numpy as np
 
+from gpushard.loader.ranks import Ranks
 from gpushard.selecting.selection import Ints
 
 Uneven = Literal["drop", "pad", "allow"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One rank's part of an epoch.
 
@@ -49,12 +50,12 @@ class Share:
         cls,
         n: int,
         batch_size: int,
-        ranks: tuple[int, int],
+        ranks: Ranks,
         uneven: Uneven = "drop",
         *,
         drop_last: bool = False,
     ) -> Share:
-        """Share of a rank in `n` positions; `ranks` is the rank and the world size."""
+        """Share of a rank in `n` positions; `ranks` says which."""
         rank, world_size = ranks
         n_full, rest = divmod(n, batch_size * world_size)
         if uneven == "allow":
@@ -66,7 +67,15 @@ class Share:
         if drop_last and n_last < batch_size:
             n_last = 0
         start = n_full * batch_size * world_size + offset
-        return cls(n, batch_size, rank, world_size, n_full, start, n_last)
+        return cls(
+            n=n,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            n_full=n_full,
+            last_start=start,
+            n_last=n_last,
+        )
 
     @property
     def n_turns(self) -> int:
