@@ -126,7 +126,7 @@ def test_a_read_casts_where_the_loops_can(dtype, wanted, more, is_cast, window):
     options = {} if window is None else {"window": window, "padding": "fill"}
     loader = Loader(a, batch_size=20, dtype=wanted, **more, **options)
     (field,) = loader._settings.fields
-    on_read, after_read = field.steps
+    on_read, after_read = field.on_read, field.after_read
     assert (after_read.is_none, on_read.is_none) == (is_cast, not is_cast)
     found = np.concatenate(list(loader))
     whole = np.full((21, 200), 70, dtype)
@@ -165,5 +165,5 @@ def test_rows_that_are_gathered_are_not_read_wide(row, window, is_cast):
     values = np.arange(8 * row).reshape(8, row).astype("u1")
     loader = Loader(stored(values, (4, row)), batch_size=8, window=window, dtype="f4")
     (field,) = loader._settings.fields
-    assert field.steps[0].is_none == (not is_cast)
+    assert field.on_read.is_none == (not is_cast)
     assert_array_equal(np.concatenate(list(loader)).reshape(8, row), values)

@@ -96,16 +96,24 @@ class Field:
         return self.sample_nbytes
 
     @cached_property
-    def steps(self) -> tuple[ElementConversion, ElementConversion]:
-        """What a read on the host does of the conversion, and what is left after it."""
+    def on_read(self) -> ElementConversion:
+        """What a read on the host does of the conversion: all or nothing of it."""
         whole = self.conversion
         # Rows that are gathered exist twice; the first time they stay narrow.
         is_left = whole.factors is not None or (whole.widens and self.gathers_rows)
         if is_left or not all(
             casts_into(member.source, whole.dtype) for member in self.members
         ):
-            return ElementConversion(whole.stored, whole.stored), whole
-        return whole, ElementConversion(whole.dtype, whole.dtype)
+            return ElementConversion(whole.stored, whole.stored)
+        return whole
+
+    @property
+    def after_read(self) -> ElementConversion:
+        """What is left of the conversion after a read on the host."""
+        whole = self.conversion
+        if self.on_read is whole:
+            return ElementConversion(whole.dtype, whole.dtype)
+        return whole
 
     @property
     def gathers_rows(self) -> bool:
@@ -116,8 +124,7 @@ class Field:
     def lands_in_place(self) -> bool:
         """Whether samples on the host need no more memory than as they are stored."""
         rows = self.cut.takes_rows and self._has_long_rows
-        on_read, after_read = self.steps
-        return rows and after_read.is_none and not on_read.widens
+        return rows and self.after_read.is_none and not self.on_read.widens
 
     @property
     def lists_rows(self) -> bool:
@@ -245,7 +252,7 @@ class Field:
             rows = flat.clip(inside.min(), inside.max())
         if not self._has_long_rows:
             rows, order = _distinct(rows)
-        values = memory.take((len(rows), *self.cut.shape[1:]), self.steps[0].dtype)
+        values = memory.take((len(rows), *self.cut.shape[1:]), self.on_read.dtype)
         jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
         return jobs, partial(self._finish, values, order, outside, memory)
 
@@ -260,11 +267,10 @@ class Field:
 
     def _read_patches(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         shape = (len(origins), *self.cut.sample_shape)
-        on_read = self.steps[0]
-        values = memory.take(shape, on_read.dtype)
+        values = memory.take(shape, self.on_read.dtype)
         patches, is_whole = self.cut.patches(origins)
         if not is_whole:
-            values[...] = on_read.of_one(self.fill_value)
+            values[...] = self.on_read.of_one(self.fill_value)
         jobs = self._jobs([patches], [values.reshape(patches.shape)])
         return jobs, partial(self._gathered, values, None, memory)
 
@@ -273,7 +279,7 @@ class Field:
     ) -> NDArray[Any]:
         """Rows `order` of `values`, converted; see `gathered`."""
         n_threads = self.members[0].source.options.threads
-        return gathered(values, order, self.steps[1], memory, n_threads)
+        return gathered(values, order, self.after_read, memory, n_threads)
 
     def _jobs(
         self, selections: Sequence[PlannableSelection], outs: Sequence[NDArray[Any]]

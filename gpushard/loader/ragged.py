@@ -141,7 +141,7 @@ class RaggedField(Field):
         lengths = self.offsets[origins[:, 0] + 1] - first
         bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         rest = self.array.shape[1:]
-        values = memory.take((int(bounds[-1]), *rest), self.steps[0].dtype)
+        values = memory.take((int(bounds[-1]), *rest), self.on_read.dtype)
         has_rows = np.flatnonzero(lengths if 0 not in rest else np.zeros_like(lengths))
         whole = tuple(np.array([extent]) for extent in rest)
         none = (np.zeros(1, np.int64),) * len(rest)

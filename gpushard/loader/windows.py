@@ -70,7 +70,7 @@ class Cut:
         """
         return origins[:, :1] + (self.lead + np.arange(self.window[0]))
 
-    def patches(self, origins: Ints) -> Laid:
+    def patches(self, origins: Ints) -> SamplePatches:
         """Parts of the samples inside the array, with one sample after the other."""
         n, before = len(origins), np.arange(len(origins)) * self.window[0]
         columns: list[tuple[Ints, Ints, Ints]] = []
@@ -92,13 +92,13 @@ class Cut:
         is_there &= 0 not in rest
         first, length, out_first = zip(*columns, strict=True)
         window = (n * self.window[0], *self.window[1:])
-        laid = Patches(n, first, length, out_first, (*window, *rest))
+        inside = Patches(n, first, length, out_first, (*window, *rest))
         if not is_there.all():
-            laid = laid.at(np.flatnonzero(is_there))
-        return Laid(laid, is_whole=is_whole)
+            inside = inside.at(np.flatnonzero(is_there))
+        return SamplePatches(inside, is_whole=is_whole)
 
 
-class Laid(NamedTuple):
+class SamplePatches(NamedTuple):
     """Samples as patches of their array.
 
     Attributes
