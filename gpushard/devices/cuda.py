@@ -30,7 +30,7 @@ from gpushard.devices.cuda_facts import version_text
 from gpushard.devices.cuda_modules import CudaModules, architecture_for
 from gpushard.devices.endless import Endless, PooledBuffer
 from gpushard.devices.kernels import threads_of
-from gpushard.devices.nvcomp import Nvcomp, load_nvcomp
+from gpushard.devices.nvcomp import INSTALL_HINT, Nvcomp, load_nvcomp
 from gpushard.devices.pinned import PinnedPieces
 from gpushard.devices.placement import RATES, Rates
 from gpushard.devices.rates import kept_rates
@@ -58,7 +58,7 @@ class CudaDevice:
         except ImportError as error:
             raise UnsupportedError(
                 f"CuPy cannot be imported ({error})",
-                hint="run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]'",
+                hint=INSTALL_HINT,
             ) from error
         self._cupy: Any = cupy
         self._runtime: Any = cupy.cuda.runtime
@@ -110,7 +110,7 @@ class CudaDevice:
             why = str(error).partition("\n")[0]
             raise UnsupportedError(
                 f"CuPy finds no NVRTC ({why})",
-                hint="run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]'",
+                hint=INSTALL_HINT,
             ) from error
         return architecture_for(nvrtc, self._capability)
 
@@ -142,8 +142,7 @@ class CudaDevice:
 
     def _find_copier(self) -> CudaCopier | None:
         with self._current():
-            # Unlike the runtime, the driver makes no context for a new thread.
-            self._runtime.setDevice(self.ordinal)
+            self._make_context()
             calls = copy_calls()
         if calls is None:
             return None
@@ -247,8 +246,7 @@ class CudaDevice:
         pointers = (ctypes.c_char_p * len(values))(*values)
         function = self._modules.known(kernel) or self._loaded(kernel)
         with self._current():
-            # Unlike the runtime, the driver makes no context for a new thread.
-            self._runtime.setDevice(self.ordinal)
+            self._make_context()
             self._cupy.cuda.driver.launchKernel(
                 function,
                 *(*grid, 1),
@@ -262,7 +260,7 @@ class CudaDevice:
     def _loaded(self, kernel: str) -> int:
         def load() -> int:
             with self._current():
-                self._runtime.setDevice(self.ordinal)
+                self._make_context()
                 return self._modules.function(kernel)
 
         with self._current():
@@ -336,6 +334,13 @@ class CudaDevice:
     def _current(self) -> CurrentDevice:
         """Make this the thread's device, and turn CuPy's errors into gpushard's."""
         return CurrentDevice(self, self._device, self._runtime)
+
+    def _make_context(self) -> None:
+        """Make the context that the driver's functions want of the thread.
+
+        Unlike the runtime, the driver makes none for a new thread.
+        """
+        self._runtime.setDevice(self.ordinal)
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:

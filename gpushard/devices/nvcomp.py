@@ -30,9 +30,10 @@ from gpushard.devices.nvcomp_abi import (
 from gpushard.errors import DeviceError, UnsupportedError
 
 _SONAME = f"libnvcomp.so.{MAJOR}"
-_INSTALL_HINT = (
-    "run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]', or read on the CPU"
-)
+INSTALL_HINT = "run: pip install 'gpushard[cuda13]', or 'gpushard[cuda12]'"
+"""What installs all software of a GPU but its driver."""
+
+_OR_CPU_HINT = f"{INSTALL_HINT}, or read on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Nvcomp:
                 f"{self.path} is another major version of nvCOMP",
                 expected=MAJOR,
                 got=".".join(map(str, self.version)),
-                hint=_INSTALL_HINT,
+                hint=_OR_CPU_HINT,
             )
         self._functions = {
             name: _bind(library, name, arguments, self.path)
@@ -254,7 +255,7 @@ def load_nvcomp() -> Nvcomp:
         raise UnsupportedError(
             "nvCOMP is not installed",
             expected=_SONAME,
-            hint=_INSTALL_HINT,
+            hint=_OR_CPU_HINT,
         ) from error
 
 
@@ -275,7 +276,7 @@ def _load(path: str) -> ctypes.CDLL:
         raise UnsupportedError(
             f"nvCOMP cannot be loaded from {path}",
             got=str(error),
-            hint=_INSTALL_HINT,
+            hint=_OR_CPU_HINT,
         ) from error
 
 
@@ -296,7 +297,7 @@ def _bind(
         raise UnsupportedError(
             f"{path} has no function {name}",
             expected=f"nvCOMP {MAJOR}",
-            hint=_INSTALL_HINT,
+            hint=_OR_CPU_HINT,
         ) from error
     function.argtypes = arguments
     function.restype = ctypes.c_int32
