@@ -231,8 +231,8 @@ def batch_of(file, device):
     places = np.array([0, 64])
     pieces = Pieces.cut(np.full(2, file.fileno()), places, np.full(2, 64), places, 64)
     target, shared = device.allocate(128), RelayState.at_start(pieces)
-    common = relayed.relay_of_batch(pieces, shared, buffer_set)
-    common = common._replace(target=target.address, stream=device.create_stream())
+    where = target.address, device.create_stream()
+    common = relayed.relay_of_batch(pieces, shared, buffer_set, *where)
     relays = [
         relayed.relay_of_thread(common, buffers) for buffers in buffer_set.take(2)
     ]
@@ -360,15 +360,13 @@ def test_pieces_have_each_byte_once_and_are_small(sizes, gaps, most):
     assert found == wanted
 
 
-def test_a_limit_with_no_room_for_buffers_leaves_the_ring(
-    tmp_path, device, monkeypatch
-):
+def test_a_limit_with_no_room_for_buffers_leaves_the_ring(tmp_path, monkeypatch):
     stored(tmp_path, CHAINS["zstd"])
     a = opened(tmp_path)
     chain, _ = choose_chain(a.source)
     budget = small_batches(1024)
-    assert relayed.relay_budget(device, a.source, chain, budget) == budget
+    assert relayed.relay_budget(a.source, chain, budget) == budget
     for less in (replace(budget, n_slots=1), small_batches(100)):
-        assert relayed.relay_budget(device, a.source, chain, less) is None
+        assert relayed.relay_budget(a.source, chain, less) is None
     monkeypatch.setattr(relayed, "_SHARE_NBYTES", 1025)
-    assert relayed.relay_budget(device, a.source, chain, budget) is None
+    assert relayed.relay_budget(a.source, chain, budget) is None

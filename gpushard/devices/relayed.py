@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Copier, CopyEvent, Device, Event
+from gpushard.devices.base import Copier, CopyEvent, Device, Event, Stream
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.payload.answers import ALIGNMENT, nbytes_of
@@ -246,15 +246,15 @@ class RelayFetch(DeviceFetch):
 
     def _read(self, job: Job, opened: _Opened, addresses: Sequence[int]) -> Event:
         """Relay the ranges, and check that no file was overwritten meanwhile."""
-        places, target = np.array(addresses) - addresses[0], addresses[0]
+        places = np.array(addresses) - addresses[0]
         nbytes = sum(map(nbytes_of, opened.requests))
         with self._buffer_sets.one() as buffer_set:
             n_threads = buffer_set.n_threads_for(nbytes)
             share = max(-(-nbytes // (_N_BUFFERS * n_threads)), _LEAST_PIECE_NBYTES)
             pieces = opened.pieces(places, min(buffer_set.piece_nbytes, share))
             state = RelayState.at_start(pieces)
-            common = relay_of_batch(pieces, state, buffer_set)
-            common = common._replace(target=target, stream=self._stream)
+            where = addresses[0], self._stream
+            common = relay_of_batch(pieces, state, buffer_set, *where)
             relays = [
                 relay_of_thread(common, buffers)
                 for buffers in buffer_set.take(n_threads)
@@ -268,10 +268,16 @@ class RelayFetch(DeviceFetch):
         return copied
 
 
-def relay_of_batch(pieces: Pieces, state: RelayState, buffer_set: BufferSet) -> Relay:
-    """What the loops must know of a batch to relay it.
+def relay_of_batch(
+    pieces: Pieces,
+    state: RelayState,
+    buffer_set: BufferSet,
+    target: int,
+    stream: Stream,
+) -> Relay:
+    """What the loops must know of a batch to relay it to `target`, by way of `stream`.
 
-    Its target, its stream and the buffers of a thread are still to be set.
+    `relay_of_thread` sets the buffers of a thread.
     """
     return Relay(
         cuts=address_of(pieces.cuts),
@@ -279,8 +285,8 @@ def relay_of_batch(pieces: Pieces, state: RelayState, buffer_set: BufferSet) -> 
         ranges=address_of(pieces.ranges),
         outcomes=address_of(state.outcomes),
         counter=address_of(state.counter),
-        target=0,
-        stream=0,
+        target=target,
+        stream=stream,
         buffers=0,
         buffer_nbytes=buffer_set.piece_nbytes,
         first_event=0,
@@ -314,16 +320,14 @@ def _refuse(outcomes: Ints, copier: Copier) -> None:
     raise UnsupportedError("a file gave fewer bytes than it has")
 
 
-def relay_budget(
-    device: Device, source: Source, chain: DeviceChain, budget: Budget
-) -> Budget | None:
-    """Budget for relaying the files of an array; None if nothing can relay them.
+def relay_budget(source: Source, chain: DeviceChain, budget: Budget) -> Budget | None:
+    """Budget for relaying the files of an array; None if they cannot be relayed.
 
     None also if memory is short: for the buffers, which take the place of one of the
     ring's slots, or for batches that are worth it.
     """
-    can_relay = device.copier is not None and holds_plain_files(source.store)
-    if not (can_relay and source.options.relay and source.layout.levels):
+    is_wanted = source.options.relay and bool(source.layout.levels)
+    if not (is_wanted and holds_plain_files(source.store)):
         return None
     if not chain.steps and budget.n_slots >= 2 * _LEAST_SLOTS and are_loaded():
         budget = budget.of_plain_relays()
@@ -334,16 +338,21 @@ def relay_budget(
 
 def choose_fetch(handover: Handover, source: Source, chain: DeviceChain) -> Fetch:
     """The way for payload that a device may decode; its `label` tells the reason."""
-    device, budget = handover.device, handover.budget
     try:
         files, label = direct_files(source)
     except UnsupportedError as error:
-        why = error.what
-    else:
-        ring = RingFetch(device, budget, "small ranges")
-        return DirectFetch(files, handover, ring, label)
+        return _relay_or_ring(handover, source, chain, error.what)
+    ring = RingFetch(handover.device, handover.budget, "small ranges")
+    return DirectFetch(files, handover, ring, label)
+
+
+def _relay_or_ring(
+    handover: Handover, source: Source, chain: DeviceChain, why: str
+) -> Fetch:
+    """A relay if there is room for it, else the ring; `why` says why nothing faster."""
+    device, budget = handover.device, handover.budget
     copier = device.copier
-    relayed = relay_budget(device, source, chain, budget)
+    relayed = relay_budget(source, chain, budget)
     if copier is None or relayed is None:
         return RingFetch(device, budget, why)
     share_nbytes = relayed.encoded_nbytes // (_N_BUFFERS * _N_SETS)
