@@ -110,8 +110,13 @@ def emulated(kind=EmulatedDevice, **knobs) -> EmulatedDevice:
 
 def small_batches(encoded_nbytes: int) -> Budget:
     """Budget of batches with few encoded bytes, and room for all else."""
-    shares = 1 << 30, 1 << 17, 1 << 17
-    return Budget(encoded_nbytes, *shares, home_nbytes=encoded_nbytes)
+    return Budget(
+        encoded_nbytes=encoded_nbytes,
+        rows_nbytes=1 << 30,
+        row_nbytes=1 << 17,
+        row_streams_nbytes=1 << 17,
+        home_nbytes=encoded_nbytes,
+    )
 
 
 def stored(place, compressors, shape=(60, 40), chunks=(8, 10), shards=(16, 20)):

@@ -131,7 +131,9 @@ def test_what_the_host_may_have_to_decode_is_pinned_beside_the_slots(
 
 
 def test_streams_get_what_the_rows_of_a_batch_leave_or_what_they_usually_take():
-    budget = Budget(1, rows_nbytes=1000, row_nbytes=100, row_streams_nbytes=20)
+    budget = Budget(
+        encoded_nbytes=1, rows_nbytes=1000, row_nbytes=100, row_streams_nbytes=20
+    )
     assert budget.n_rows == 8
     found = [budget.streams_nbytes(n_rows) for n_rows in (2, 8, 9)]
     assert found == [800, 200, 180]

@@ -37,7 +37,7 @@ MAX_ENCODED_NBYTES = 128 * MIB
 _SLOTS_SHARE = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Shares of the memory limit.
 
@@ -110,11 +110,11 @@ class Budget:
             tail_nbytes = min(_TAIL_NBYTES, share // _TAIL_SHARE)
         home_nbytes = max(1, encoded_share // n_homes)
         usual = cls(
-            min(home_nbytes, MAX_ENCODED_NBYTES),
-            share - 2 * tail_nbytes,
-            row_nbytes,
-            row_streams_nbytes,
-            options.pinned_slots,
+            encoded_nbytes=min(home_nbytes, MAX_ENCODED_NBYTES),
+            rows_nbytes=share - 2 * tail_nbytes,
+            row_nbytes=row_nbytes,
+            row_streams_nbytes=row_streams_nbytes,
+            n_slots=options.pinned_slots,
             tail_nbytes=tail_nbytes,
             home_nbytes=home_nbytes,
         )

@@ -82,7 +82,7 @@ class Step:
     items: ItemFilter | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChain:
     """Steps of a device from encoded inner chunks to elements, and their layout.
 
@@ -160,9 +160,15 @@ def host_chain(layout: ArrayLayout, chunk_shape: tuple[int, ...]) -> DeviceChain
     """Chain for an array that the host decodes: native elements in C order."""
     dtype = layout.dtype
     order = range(layout.ndim)
-    strides = _strides(chunk_shape, order, dtype.itemsize)
     nbytes = prod(chunk_shape) * dtype.itemsize
-    return DeviceChain((), nbytes, nbytes, strides, dtype, is_swapped=False)
+    return DeviceChain(
+        steps=(),
+        encoded_nbytes=nbytes,
+        decoded_nbytes=nbytes,
+        strides=_strides(chunk_shape, order, dtype.itemsize),
+        dtype=dtype,
+        is_swapped=False,
+    )
 
 
 def compile_device_chain(
@@ -187,13 +193,14 @@ def compile_device_chain(
         nbytes = _filtered_nbytes(chain.array_bytes, *filters[-1])
         stored, is_swapped = dtype, False
     bytes_steps, encoded_nbytes = _bytes_steps(chain.bytes_bytes, nbytes)
+    filter_steps = (_filter_step(*f) for f in reversed(filters))
     return DeviceChain(
-        (*reversed(bytes_steps), *(_filter_step(*f) for f in reversed(filters))),
-        encoded_nbytes,
-        n_items * dtype.itemsize,
-        _strides(chunk_shape, order, dtype.itemsize),
-        stored,
-        is_swapped,
+        steps=(*reversed(bytes_steps), *filter_steps),
+        encoded_nbytes=encoded_nbytes,
+        decoded_nbytes=n_items * dtype.itemsize,
+        strides=_strides(chunk_shape, order, dtype.itemsize),
+        dtype=stored,
+        is_swapped=is_swapped,
     )
 
 

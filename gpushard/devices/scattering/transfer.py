@@ -63,7 +63,7 @@ class Affine(NamedTuple):
     offset: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """How each element changes.
 
@@ -143,7 +143,9 @@ def plan_transfer(
     out_swapped = not target.isnative and target.fields is None
     if affine is None and _same_but_for_order(source, target):
         return _copying(source, is_swapped=in_swapped != out_swapped)
-    return _casting(source, target, (in_swapped, out_swapped), affine)
+    return _casting(
+        source, target, affine, in_swapped=in_swapped, out_swapped=out_swapped
+    )
 
 
 def fill_element(
@@ -193,7 +195,14 @@ def _copying(dtype: np.dtype[Any], *, is_swapped: bool) -> Transfer:
         )
     kind = ElementType.BOOL if dtype == np.bool_ else ElementType.OPAQUE
     swap = _swap_nbytes(dtype) if is_swapped else 1
-    return Transfer("copy", kind, kind, dtype.itemsize, dtype.itemsize, in_swap=swap)
+    return Transfer(
+        kernel="copy",
+        from_type=kind,
+        to_type=kind,
+        in_nbytes=dtype.itemsize,
+        out_nbytes=dtype.itemsize,
+        in_swap=swap,
+    )
 
 
 def _swap_nbytes(dtype: np.dtype[Any]) -> int:
@@ -210,8 +219,10 @@ def _swap_nbytes(dtype: np.dtype[Any]) -> int:
 def _casting(
     source: np.dtype[Any],
     target: np.dtype[Any],
-    swapped: tuple[bool, bool],
     affine: Affine | None,
+    *,
+    in_swapped: bool,
+    out_swapped: bool,
 ) -> Transfer:
     from_type, to_type = _number_type(source), _number_type(target)
     is_complex = source.kind == "c"
@@ -230,16 +241,16 @@ def _casting(
     parts = 2 if is_complex else 1
     in_unit, out_unit = source.itemsize // parts, target.itemsize // parts
     return Transfer(
-        "cast",
-        from_type,
-        to_type,
-        source.itemsize,
-        target.itemsize,
-        in_unit,
-        out_unit,
-        in_unit if swapped[0] else 1,
-        out_unit if swapped[1] else 1,
-        affine,
+        kernel="cast",
+        from_type=from_type,
+        to_type=to_type,
+        in_nbytes=source.itemsize,
+        out_nbytes=target.itemsize,
+        in_unit_nbytes=in_unit,
+        out_unit_nbytes=out_unit,
+        in_swap=in_unit if in_swapped else 1,
+        out_swap=out_unit if out_swapped else 1,
+        affine=affine,
     )
 
 
