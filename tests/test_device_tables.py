@@ -17,6 +17,7 @@ from gpushard.devices.decoding.row_tables import (
     LANDING,
     SCRATCH_NBYTES,
     TOTALS_NBYTES,
+    EncodedRows,
     RowTables,
 )
 from gpushard.devices.nvcomp_abi import Algorithm
@@ -45,7 +46,7 @@ def laid(codecs=COMPRESSED, n_rows=N_ROWS):
     chain, _ = choose_chain(opened(codecs, "int32").source)
     page = TablePage()
     page.add(np.ones(5, np.uint8))
-    encoded = np.resize(SRC, n_rows), np.resize(NBYTES, n_rows)
+    encoded = EncodedRows(np.resize(SRC, n_rows), np.resize(NBYTES, n_rows))
     places = [np.resize(column, n_rows) for column in PLACES]
     return page, RowTables.lay(page, chain, encoded, places).at(ADDRESS), chain
 
@@ -76,7 +77,8 @@ def test_rows_with_the_same_places_have_one_table_of_them():
     arena, landing = PLACES[0], PLACES[2]
     chain, _ = choose_chain(opened(COMPRESSED, "int32").source)
     page = TablePage()
-    tables = RowTables.lay(page, chain, (SRC, NBYTES), [arena, arena, landing])
+    encoded = EncodedRows(SRC, NBYTES)
+    tables = RowTables.lay(page, chain, encoded, [arena, arena, landing])
     assert tables.place(0) == tables.place(1) != tables.place(LANDING)
     memory = page.packed()
     for k, column in ((1, arena), (LANDING, landing)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpushard.devices.budget import LEAD_NBYTES, row_pitch
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
-from gpushard.devices.decoding.row_tables import RowTables
+from gpushard.devices.decoding.row_tables import EncodedRows, RowTables
 from gpushard.devices.decoding.steps import BatchDecoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
 from gpushard.devices.host_rows import put_rows
@@ -96,12 +96,13 @@ def enqueue_decode(
         _place_plain(lane, targets, rows, encoded)
         return
     src = encoded.payload.bring(lane, encoded)
+    brought = EncodedRows(src, encoded.nbytes)
 
     def settle_rows(refused: Ints) -> None:
         found = brought_back(lane, encoded[refused], src[refused])
         settle(lane, fetched._replace(encoded=found))
 
-    statuses = _decode(lane, chain, targets, rows, (src, encoded.nbytes))
+    statuses = _decode(lane, chain, targets, rows, brought)
     lane.pending = Pending(statuses, settle_rows)
 
 
@@ -139,13 +140,10 @@ def _decode(
     chain: DeviceChain,
     targets: Targets,
     rows: Rows,
-    payload: tuple[NDArray[np.uint64], Ints],
+    encoded: EncodedRows,
 ) -> NDArray[np.uint32]:
-    """Enqueue decoding and scattering; statuses of the rows, once the batch is done.
-
-    `payload` has the device address of each row's encoded bytes, and their number.
-    """
-    lane.encoded_nbytes = int(payload[1].sum())
+    """Enqueue decoding and scattering; statuses of the rows, once the batch is done."""
+    lane.encoded_nbytes = int(encoded.nbytes.sum())
     page = TablePage()
     scatters = _lay_scatters(page, targets, rows)
     alignment = 0
@@ -153,7 +151,7 @@ def _decode(
         alignment = landing_alignment(lane.device.decoder, chain.steps[-1])
     landings = targets.landings(rows, chain.decoded_nbytes, alignment)
     places = _places(lane, chain, landings)
-    laid = RowTables.lay(page, chain, payload, places)
+    laid = RowTables.lay(page, chain, encoded, places)
     address = lane.place_page(page)
     tables = laid.at(address)
     decoder = BatchDecoder(RowStreams(lane, tables), tables.src, tables.src_nbytes)

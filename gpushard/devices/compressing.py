@@ -68,6 +68,7 @@ class BatchCompressor:
         self,
         device: Device,
         algorithm: Algorithm,
+        *,
         chunk_nbytes: int,
         batch_nbytes: int,
         limit_nbytes: int,

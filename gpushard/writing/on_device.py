@@ -214,9 +214,14 @@ def _compressor(
     if source.options.is_left_open:
         limit_nbytes = max(limit_nbytes, share_nbytes(device))
     limit_nbytes = min(limit_nbytes, device.free_nbytes() // 2)
-    patience_s = source.options.device_patience_s
-    limits = batch_nbytes, limit_nbytes, patience_s
-    return BatchCompressor(device, algorithm, chunk_nbytes, *limits)
+    return BatchCompressor(
+        device,
+        algorithm,
+        chunk_nbytes=chunk_nbytes,
+        batch_nbytes=batch_nbytes,
+        limit_nbytes=limit_nbytes,
+        patience_s=source.options.device_patience_s,
+    )
 
 
 @cache

@@ -78,6 +78,21 @@ class Shuffles(NamedTuple):
     block_nbytes: int
 
 
+class EncodedRows(NamedTuple):
+    """The encoded bytes of the rows of a batch.
+
+    Attributes
+    ----------
+    src
+        uint64, shape (n_rows,), host. Device address of each row's bytes.
+    nbytes
+        int64, shape (n_rows,), host. Their number.
+    """
+
+    src: NDArray[np.uint64]
+    nbytes: Ints
+
+
 class RowTables(NamedTuple):
     """Where the tables of a batch lie: offsets on its page, then device addresses.
 
@@ -85,12 +100,17 @@ class RowTables(NamedTuple):
     ----------
     n_rows, n_steps
         Number of rows, and of the chain's steps.
+    fused_nbytes
+        See `DeviceChain`.
     canary_seed
         What the bytes around the rows are made of; 0 if the chain does not need them.
     src, src_nbytes
         uint64, one per row: address and size of the encoded bytes.
     sizes
         uint64, one per row for each step but the last: bytes after the step.
+    filters
+        uint32, three per row for each step: see `Shuffles`. Only if a step is a
+        `StepKind.SHUFFLE`.
     arena_0, arena_1, landing
         uint64, one per row: its address in the two arenas, and where the last step
         decodes it to. Equal tables are one.
@@ -103,6 +123,8 @@ class RowTables(NamedTuple):
         Zero at first. `totals` counts the streams in Blosc frames (`TOTALS_NBYTES`),
         then the warps that have counted, uint64. `n_realigned` counts used bytes of the
         room for realigned streams, uint64. `status` has one uint32 for each row.
+    scratch
+        `SCRATCH_NBYTES` for each row.
     """
 
     n_rows: int
@@ -129,22 +151,19 @@ class RowTables(NamedTuple):
         cls,
         page: TablePage,
         chain: DeviceChain,
-        encoded: tuple[NDArray[np.uint64], Ints],
+        encoded: EncodedRows,
         places: Sequence[Ints],
     ) -> RowTables:
         """Offsets of the tables on `page`, which nothing is added to afterwards.
 
         Parameters
         ----------
-        encoded
-            Device address and size of each row's encoded bytes.
         places
             int64, shape (n_rows,), three times: address of each row in the two arenas,
             and where the last step decodes it to, in an arena or in the output. The
             same column may be given more than once.
         """
-        src, src_nbytes = encoded
-        n_rows, steps = len(src), chain.steps
+        n_rows, steps = len(encoded.src), chain.steps
         sizes = np.array([step.decoded_nbytes for step in steps[:-1]], np.uint64)
         totals = page.add(np.zeros(_COUNTING_NBYTES + 8, np.uint8))
         distinct = {id(column): column for column in places}
@@ -155,8 +174,8 @@ class RowTables(NamedTuple):
             n_steps=len(steps),
             fused_nbytes=chain.fused_nbytes,
             canary_seed=_canary_seed() if chain.guards_rows else 0,
-            src=page.add(src),
-            src_nbytes=page.add(src_nbytes),
+            src=page.add(encoded.src),
+            src_nbytes=page.add(encoded.nbytes),
             sizes=page.add(np.repeat(sizes, n_rows)),
             filters=page.add(np.repeat(_filters(chain), n_rows)),
             arena_0=arena_0,

@@ -213,14 +213,14 @@ class GridScatter:
         writer.record["fill_nbytes"] = fast_divisor(writer.set_fill(fill))
         parameter, tables = writer.written(boxes.out_base)
         return cls(
-            plain,
-            planes,
-            tables,
-            parameter,
-            boxes,
-            transfer.keeps_bytes,
-            is_turned,
-            tuple(writer.lookups),
+            kernel=plain,
+            planes_kernel=planes,
+            tables=tables,
+            parameter=parameter,
+            _boxes=boxes,
+            _keeps_bytes=transfer.keeps_bytes,
+            _is_turned=is_turned,
+            _lookups=tuple(writer.lookups),
         )
 
     def runs(self, position: Ints) -> Runs | None:
