@@ -64,13 +64,18 @@ def test_memory_is_not_written_while_the_consumer_has_work_queued(monkeypatch):
         assert np.array_equal(got, wanted)
 
 
+def memory_of_two_threads(device):
+    """Memory that this thread uses on stream 0, and other threads on another one."""
+    others, user = device.create_stream(), threading.get_ident()
+    return DeviceMemory(
+        device, 1, lambda: 0 if threading.get_ident() == user else others
+    )
+
+
 def test_memory_is_not_written_before_the_thread_that_used_it_is_done():
     """A thread of the loader, which uses another stream, lets go of the rows last."""
     device, done = BusyDevice(KERNELS, load_standin()), []
-    others, user = device.create_stream(), threading.get_ident()
-    memory = DeviceMemory(
-        device, 1, lambda: 0 if threading.get_ident() == user else others
-    )
+    memory = memory_of_two_threads(device)
     held = [memory.take((9,), np.dtype("i4"))]
     array = held[0].array()
     address = array.buffer.address
@@ -80,6 +85,25 @@ def test_memory_is_not_written_before_the_thread_that_used_it_is_done():
         pool.submit(held.clear).result(5)
     assert memory.take((9,), np.dtype("i4")).address == address
     device.wait_for(memory.stream)
+    assert done == ["train"]
+
+
+def n_rows_of(memory):
+    """Length of rows that are taken, and dropped at once."""
+    return len(memory.take((9,), np.dtype("i4")))
+
+
+def test_memory_that_was_taken_again_in_vain_is_not_given_back_too_early():
+    """A load may fail before anything has waited for the use of its memory before."""
+    device, done = BusyDevice(KERNELS, load_standin()), []
+    memory = memory_of_two_threads(device)
+    array = memory.take((9,), np.dtype("i4")).array()
+    device.queue(0, "kernel", "train", lambda: done.append("train"))
+    del array
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(n_rows_of, memory).result(5) == 9
+    del memory
+    gc.collect()
     assert done == ["train"]
 
 

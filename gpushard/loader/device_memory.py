@@ -83,9 +83,9 @@ class DeviceMemory:
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceRows:
         """Rows of undefined content; later work on `stream` may write to them."""
         nbytes = max(prod(shape) * dtype.itemsize, 1)
-        buffer = self._block(nbytes)
+        buffer, uses = self._block(nbytes)
         leased, free = self._leased, self._free
-        lease = _Lease(buffer, leased, free, self.device, self._consumer)
+        lease = _Lease(buffer, uses, leased, free, self.device, self._consumer)
         return DeviceRows(self, lease, buffer.address, shape, dtype)
 
     def uploaded(self, values: NDArray[Any]) -> DeviceRows:
@@ -115,8 +115,12 @@ class DeviceMemory:
             wait_out(self.device, (self.stream,))
             raise
 
-    def _block(self, nbytes: int) -> DeviceBuffer:
-        """Memory of at least `nbytes` bytes; a reused piece has at most twice that."""
+    def _block(self, nbytes: int) -> tuple[DeviceBuffer, _Uses]:
+        """Memory of at least `nbytes` bytes; a reused piece has at most twice that.
+
+        Of a reused piece also a use that is over when all before are: it may be given
+        back before `stream`, which waits for these, has come to any work on it.
+        """
         for n_left in range(len(self._free), 0, -1):
             try:
                 free = self._free.popleft()
@@ -127,10 +131,11 @@ class DeviceMemory:
             if nbytes <= free.buffer.nbytes <= 2 * nbytes:
                 for event in [*free.uses.values()]:
                     self.device.await_event(self.stream, event)
+                before = {(get_ident(), self.stream): self.device.record(self.stream)}
                 free.is_taken = True
-                return free.buffer
+                return free.buffer, before
             self._free.append(free)
-        return self.device.allocate(nbytes)
+        return self.device.allocate(nbytes), {}
 
 
 class _Lease:
@@ -146,6 +151,7 @@ class _Lease:
     def __init__(
         self,
         buffer: DeviceBuffer,
+        uses: _Uses,
         leased: dict[int, DeviceBuffer],
         free: deque[_Free],
         device: Device,
@@ -155,7 +161,7 @@ class _Lease:
         self._free = free
         self._device = device
         self._consumer = consumer
-        self._uses: _Uses = {}
+        self._uses = uses
         leased[id(self)] = buffer
 
     def note_use(self) -> None:
