@@ -129,3 +129,28 @@ def test_arrays_of_a_loader_share_the_room_of_a_device(
     assert len(seen) >= n_files
     assert max(seen) <= room_nbytes
     assert min(seen) > room_nbytes * 0.999
+
+
+def test_jobs_of_a_load_that_is_not_planned_to_the_end_are_abandoned(
+    device, tmp_path, monkeypatch
+):
+    made = zarr.create_array(tmp_path, shape=SCANS.shape, chunks=(2, 5), dtype="i2")
+    made[...] = SCANS
+    array = gpushard.open_array(tmp_path, device="cpu")
+    jobs, make = [], device_reading.device_job
+
+    def second_fails(read, n_sharing):
+        if jobs:
+            raise gpushard.StoreError("the store failed")
+        jobs.append(make(read, n_sharing))
+        return jobs[-1]
+
+    monkeypatch.setattr(device_reading, "device_job", second_fails)
+    monkeypatch.setattr(reading, "_PAUSES", ())
+    joined = gpushard.concat([array, array])
+    options = {"sampler": [0, 23], "batch_size": 2, "prefetch_factor": 0}
+    loader = gpushard.Loader(joined, device=device, **options)
+    with pytest.raises(gpushard.StoreError):
+        list(loader)
+    # All but the default one, and that of the loader, although `jobs` has the job.
+    assert len(device._idle_streams) == len(device._streams) - 2

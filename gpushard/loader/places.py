@@ -230,12 +230,16 @@ class DevicePlace:
                 for array, mine, _ in field.array.shares([selection])
             ]
         jobs: list[Job] = []
-        for read in reads:
-            job = device_job(read, self._n_sharing)
-            if job is None:
-                self.abandon(jobs)
-                return None
-            jobs.append(job)
+        try:
+            for read in reads:
+                job = device_job(read, self._n_sharing)
+                if job is None:
+                    self.abandon(jobs)
+                    return None
+                jobs.append(job)
+        except BaseException:  # nobody else knows of those before
+            self.abandon(jobs)
+            raise
         field.count(jobs)
         return jobs
 
