@@ -88,6 +88,17 @@ def test_memory_is_not_written_before_the_thread_that_used_it_is_done():
     assert done == ["train"]
 
 
+def test_of_many_batches_that_a_thread_drops_the_last_use_counts(device):
+    memory = DeviceMemory(device, 1, lambda: 0)
+    rows = memory.take((9,), np.dtype("i4"))
+    for _ in range(5):
+        rows.array()
+    del rows
+    (use,) = memory._free[0].uses.values()
+    device.wait(use)
+    assert not device._streams[0]
+
+
 def n_rows_of(memory):
     """Length of rows that are taken, and dropped at once."""
     return len(memory.take((9,), np.dtype("i4")))
