@@ -63,8 +63,8 @@ KNOWN = tuple(_KINDS)
 CHECKSUMS = frozenset(("crc32c", *_CHECKSUMS_OF_NUMCODECS))
 """Bytes-to-bytes codecs that only verify."""
 
-VARIABLE_SIZE = frozenset(_ARRAY_BYTES) - {"bytes"}
-"""Array-to-bytes codecs whose encoded size depends on the data."""
+VARIABLE_SIZE = frozenset((*_ARRAY_BYTES, *BYTES_CODECS)) - {"bytes", "crc32c", SHUFFLE}
+"""Codecs whose encoded size depends on the data."""
 
 KEEP_SHAPE = FILTERS_OF_NUMCODECS | {"cast_value", "scale_offset"}
 """Array-to-array codecs that may change the data type but not the shape."""
