@@ -241,6 +241,17 @@ def test_an_interrupt_once_a_file_is_open_closes_it_once(root, monkeypatch):
         LocalStore(root).get("c/0")
 
 
+def test_a_file_system_that_fails_to_close_a_file_fails_no_read(root):
+    """Python would tell such an error on stderr, with a traceback, each time."""
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    handle = LocalStore(root)._open("c/0")
+    assert handle is not None
+    FileHandle.__del__(handle, fails)
+
+
 @pytest.mark.parametrize("call", ["preadv", "fstat"])
 def test_a_file_that_a_network_file_system_has_forgotten_is_opened_again(
     call, store, monkeypatch

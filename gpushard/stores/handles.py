@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -91,7 +92,13 @@ class FileHandle:
 
     # The default argument outlives the module's globals at the interpreter's exit.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.fd)
+        try:
+            close(self.fd)
+        # A file system may fail to close what was only read, and nobody takes an error
+        # here. To close a number twice is a mistake of ours, which may be told.
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
 
 
 def _is_settled(changed_ns: int) -> bool:
