@@ -238,9 +238,9 @@ def submit_all(
 def cancel_or_wait(futures: Sequence[Future[Any]]) -> None:
     """Cancel tasks that no thread has begun, and wait for the others.
 
-    An interrupt does not end the wait: a running task could write to an output that its
-    owner uses again. It breaks off the requests of the tasks instead. The last
-    interrupt is raised afterwards.
+    An interrupt does not end the wait, and neither does what else the handler of a
+    signal raises: a running task could write to an output that its owner uses again. It
+    breaks off the requests of the tasks instead. The last one is raised afterwards.
     """
     interrupt: BaseException | None = None
     while True:
@@ -248,11 +248,11 @@ def cancel_or_wait(futures: Sequence[Future[Any]]) -> None:
             for future in [f for f in futures if not f.cancel()]:
                 future.wait()
             break
-        except INTERRUPTS as error:
+        except BaseException as error:  # noqa: BLE001 - raised below
             interrupt = error
         try:
             break_off(futures)
-        except INTERRUPTS as error:
+        except BaseException as error:  # noqa: BLE001 - raised below
             interrupt = error
     if interrupt is not None:
         try:

@@ -147,27 +147,27 @@ def test_an_interrupt_leaves_no_task_running():
     assert len(running.done) == 1
 
 
-def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(monkeypatch):
-    running = Running()
-    begun, goes_on = threading.Event(), threading.Event()
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, TimeoutError])
+def test_interrupts_of_the_wait_for_tasks_leave_none_running_either(kind, monkeypatch):
+    running, begun, goes_on = Running(), threading.Event(), threading.Event()
     caller, wait, n_left = threading.current_thread(), Future.wait, iter("ab")
 
     def task(i):
         if threading.current_thread() is caller:
             assert begun.wait(10)
-            raise KeyboardInterrupt
+            raise kind
         begun.set()
         assert goes_on.wait(10)
         running.task(i, 0.05)
 
     def interrupted(future):
         if next(n_left, None):
-            raise KeyboardInterrupt
+            raise kind
         goes_on.set()
         wait(future)
 
     monkeypatch.setattr(Future, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         run_tasks([partial(task, i) for i in range(10)], 2)
     assert len(running.done) == 1
 
