@@ -54,6 +54,37 @@ def test_a_lock_whose_file_cannot_be_removed_does_not_keep_the_next_writer_waiti
     assert array[...].tolist() == list(range(16))
 
 
+def refuse_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody write to lock files, as if another user had made them."""
+    opening = os.open
+
+    def refuse(path, flags, *args, **place):
+        if str(path).endswith(".lock") and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opening(path, flags, *args, **place)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_the_lock_file_of_another_users_killed_writer_stops_no_write(
+    array, tmp_path, monkeypatch
+):
+    array[...] = 1
+    left = tmp_path / "a" / "c" / ".0.lock"
+    left.touch()
+    refuse_locks(monkeypatch)
+    array[3] = 7
+    assert array[2:5].tolist() == [1, 7, 1]
+    assert not left.exists()
+
+
+def test_a_write_to_a_directory_of_other_users_is_denied_at_once(array, monkeypatch):
+    array[...] = 1
+    refuse_locks(monkeypatch)  # and there is none
+    with pytest.raises(gpushard.StoreError, match="Permission denied"):
+        array[3] = 7
+
+
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_lock_ends_with_its_write_wherever_that_is_interrupted(tmp_path, monkeypatch):
     """Also before it is known to be taken, and while it is given back."""

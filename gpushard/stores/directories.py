@@ -134,7 +134,15 @@ class Directory:
         return False
 
     def _open_lock(self, name: str, _: int) -> int:
-        return self.open(name, os.O_RDWR | os.O_CREAT)
+        flags = os.O_RDWR | os.O_CREAT
+        try:
+            return self.open(name, flags)
+        except PermissionError:
+            # A killed writer of another user has left it, or is at work. To be locked
+            # it need not be writable, except on some network file systems.
+            with suppress(FileNotFoundError):
+                return self.open(name, os.O_RDONLY)
+        return self.open(name, flags)  # it is gone by now, or was never there
 
     def unlink_locked(self, name: str, file: FileIO) -> None:
         """Remove a lock file and release its lock, unless a parent process has it."""
