@@ -11,6 +11,7 @@ import zarr
 
 import gpushard
 from gpushard import Loader
+from gpushard.errors import UnsupportedError
 from gpushard.fetching import job
 from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
@@ -261,12 +262,41 @@ def test_what_may_run_far_ahead_needs_no_room_for_all_of_it(monkeypatch):
 
 def test_an_end_that_an_interrupt_kept_back_is_seen_by_whoever_waits(monkeypatch):
     monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0.01)
-    stage = Prefetched(iter("a"), 1, StopFlag(), WaitStats())
+    goes_on = threading.Event()
+    stage = Prefetched(iter(goes_on.wait, True), 1, StopFlag(), WaitStats())
     stage.start()
-    stage.join(10)
-    stage._channel.clear()  # as ending the line does, before it puts an end there
     threading.Timer(0.05, stage._channel.stop.set).start()
     assert list(stage) == []
+    goes_on.set()
+    stage.join(10)
+
+
+def test_nobody_waits_for_a_thread_that_never_begins(monkeypatch):
+    """It ends without a word where there is no memory for its first step."""
+    monkeypatch.setattr(prefetch, "_LONGEST_START_S", 0.05)
+    monkeypatch.setattr(prefetch._Stage, "_bootstrap", lambda _: None)
+    stage = Prefetched(iter("a"), 1, StopFlag(), WaitStats())
+    with pytest.raises(UnsupportedError, match="want of memory"):
+        stage.start()
+    assert list(stage) == []
+    prefetch._end_all()  # nor does the end of the interpreter
+    threading._limbo.clear()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_ended_without_a_word(monkeypatch):
+    def leave() -> None:
+        left()
+        raise MemoryError
+
+    stage, left = Prefetched(iter("a"), 2, StopFlag(), WaitStats()), prefetch.leave
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetch, "leave", leave)
+        stage.start()
+        stage.join(10)
+    assert next(stage) == "a"
+    with pytest.raises(MemoryError, match="no memory"):
+        next(stage)
 
 
 def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeypatch):

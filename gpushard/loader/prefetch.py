@@ -23,6 +23,9 @@ _MOST_AHEAD = 1 << 16
 # Seconds after which a waiting thread checks whether its consumer still exists. An
 # interrupt may keep the consumer from ending the thread.
 _LOOK_AGAIN_S = 1.0
+# Longest wait for a thread to begin, in seconds: no system takes as long, but a thread
+# that finds no memory for its first step ends without a word.
+_LONGEST_START_S = 10.0
 # Longest wait at the end of the interpreter, in seconds: longer than a store waits for
 # a silent server (15 s), and no hang where a transform waits for something.
 _LONGEST_AT_EXIT_S = 20.0
@@ -88,6 +91,16 @@ class _Channel(Generic[Item]):
             return
 
 
+class _Begun(threading.Event):
+    """Set by a thread when it begins; who starts the thread does not wait for ever."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """See `threading.Event`; raises `RuntimeError` if the thread does not begin."""
+        if super().wait(_LONGEST_START_S if timeout is None else timeout):
+            return True
+        raise RuntimeError("its thread does not begin, perhaps for want of memory")
+
+
 class _Stage(threading.Thread):
     """Thread that makes the items of a `Prefetched`."""
 
@@ -103,6 +116,7 @@ class _Stage(threading.Thread):
             name="gpushard-loader",
             daemon=True,
         )
+        self._started = _Begun()  # which `start` waits for
         self.channel = channel
 
 
@@ -148,6 +162,7 @@ class Prefetched(Generic[Item]):
         except RuntimeError as error:  # of its limits, or the interpreter ends
             if self._thread.ident is not None:
                 raise
+            self.close()  # it may begin yet
             raise UnsupportedError(
                 f"a loader cannot read ahead: {error}",
                 hint="raise the limit of threads (ulimit -u), or read in the calling"
@@ -168,7 +183,7 @@ class Prefetched(Generic[Item]):
         channel, begin = self._channel, time.perf_counter()
         self._waits.n_looks += 1
         self._waits.n_found += channel.items.qsize()
-        item = _next_item(channel)
+        item = _next_item(channel, self._thread)
         self._waits.seconds += time.perf_counter() - begin
         if not (isinstance(item, _End) or channel.stop.is_set()):
             channel.permits.put(None)
@@ -222,17 +237,21 @@ def _run(
     channel.items.put(end)
 
 
-def _next_item(channel: _Channel[Item]) -> Item | _End:
-    """Wait for the next item; an end if the channel was ended.
+def _next_item(channel: _Channel[Item], thread: threading.Thread) -> Item | _End:
+    """Wait for the next item; an end if the channel was ended, or the thread has.
 
     An interrupt may come between the steps of `_Channel.end`. So the flag is checked
-    even if no `_End` arrives.
+    even if no `_End` arrives. Nor does one where there was no memory to make it.
     """
     while True:
+        # Asked first: what the thread made before it ended is there afterwards.
+        is_over = not thread.is_alive()
         with suppress(Empty):
-            return channel.items.get(timeout=_LOOK_AGAIN_S)
+            return channel.items.get(timeout=0 if is_over else _LOOK_AGAIN_S)
         if channel.stop.is_set():
             return _End()
+        if is_over:
+            return _End(MemoryError("the thread of a loader found no memory"))
 
 
 def _got_permit(channel: _Channel[Any], consumer: ref[Prefetched[Any]]) -> bool:
@@ -251,6 +270,7 @@ def _end_all() -> None:
     such as torch in a transform. If that is in C++, it aborts the process instead.
     """
     stages = [one for one in threading.enumerate() if isinstance(one, _Stage)]
+    stages = [one for one in stages if one.ident is not None]  # which have begun
     deadline = time.monotonic() + _LONGEST_AT_EXIT_S
     with suppress(*INTERRUPTS):
         for stage in stages:
