@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
+from weakref import ref
 
 from gpushard.alone import Alone, is_inside
 from gpushard.stop_flag import (
@@ -34,6 +35,11 @@ Purpose = Literal["read", "store", "rare"]
 # When the interpreter ends, requests have so long, and those that a thread then still
 # begins a tenth of a second.
 _GRACE_S, _LOOK_AGAIN_S = 0.5, 0.1
+_MOST_LOOKS = 50  # for a thread to begin
+
+
+class _Life:
+    """Held by nothing but a thread, so that a weak reference to it tells its end."""
 
 
 class Future(Generic[Answer]):
@@ -120,8 +126,8 @@ class Pool:
         self._n_most = n_most
         self._tasks: SimpleQueue[Future[Any] | None] = SimpleQueue()
         self._unended: deque[None] = deque()
-        # For each thread a lock that it has as long as it serves.
-        self._serving: list[threading.Lock] = []
+        # For each thread a lock that it has as long as it serves, and its life.
+        self._serving: list[tuple[threading.Lock, ref[_Life]]] = []
         self._beginning = Alone()
         self._is_over = False
 
@@ -150,7 +156,8 @@ class Pool:
             self._tasks.put(None)
         while self._serving:
             left = -1 if at_s is None else max(at_s - time.monotonic(), 0)
-            if not self._serving[-1].acquire(timeout=left):
+            serving, life = self._serving[-1]
+            if life() is not None and not serving.acquire(timeout=left):
                 return False
             self._serving.pop()
         return True
@@ -162,20 +169,37 @@ class Pool:
         """
         if len(self._serving) >= self._n_most:
             return True
-        serving = allocate_lock()
+        serving, until_begun, life = allocate_lock(), allocate_lock(), _Life()
         serving.acquire()
+        until_begun.acquire()
+        name = f"{self._name}_{len(self._serving)}"
+        thread = serving, ref(life)
         try:
             # `threading.Thread` would wait for it, with a lock of the kind above.
-            start_new_thread(
-                self._serve, (serving, f"{self._name}_{len(self._serving)}")
-            )
+            start_new_thread(self._serve, (serving, until_begun, name, life))
         except RuntimeError:  # of the system's limits, or because the interpreter ends
             return False
-        self._serving.append(serving)
+        del life
+        self._serving.append(thread)
+        # A thread that finds no memory for its first step ends without a word. One that
+        # comes when the interpreter is gone neither begins nor ends.
+        for _ in range(_MOST_LOOKS):
+            if until_begun.acquire(timeout=_LOOK_AGAIN_S):
+                break
+            if thread[1]() is None:
+                self._serving.remove(thread)
+                return False
         return True
 
-    def _serve(self, serving: threading.Lock, name: str) -> None:
+    def _serve(
+        self,
+        serving: threading.Lock,
+        until_begun: threading.Lock,
+        name: str,
+        life: _Life,  # noqa: ARG002 - which ends with this call
+    ) -> None:
         threading.current_thread().name = name
+        until_begun.release()
         tasks, note_end = self._tasks, self._unended.pop
         while (future := tasks.get()) is not None:
             future.run(note_end)

@@ -13,6 +13,7 @@ import pytest
 
 from gpushard import pools
 from gpushard.pools import Pool, run_in_turn
+from gpushard.stop_flag import StopFlag
 from gpushard.stores import obstores
 from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
 
@@ -81,6 +82,18 @@ def one_thread_each(monkeypatch) -> None:
 
     monkeypatch.setattr(pools, "_pools", {})
     monkeypatch.setattr(pools, "start_new_thread", begin_one)
+
+
+def test_a_thread_that_finds_no_memory_for_its_first_step_is_not_counted(monkeypatch):
+    """It ends without a word. Nobody waits for it, not even at the end."""
+    begin = pools.start_new_thread
+    monkeypatch.setattr(
+        pools, "start_new_thread", lambda _, given: begin(lambda *_: None, given)
+    )
+    pool = Pool("rare", 1)
+    assert not pool.submit(pools.Future(lambda: 3, StopFlag()))
+    assert not pool._serving
+    assert pool.end(0)
 
 
 @pytest.mark.usefixtures("one_thread_each")
