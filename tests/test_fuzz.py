@@ -130,7 +130,7 @@ def places_beside(monkeypatch):
         made[0][:, boxes.OFFSET] ^= 4
         return made
 
-    monkeypatch.setattr(boxes, "cut", cut)
+    monkeypatch.setattr("gpushard.fused.placer.cut", cut)
 
 
 def scatters_an_axis_onto_one_place(monkeypatch):
@@ -317,9 +317,9 @@ def test_a_byte_too_many_is_seen_under_sanitizers():
     planted = """
 from gpushard.devices import batch
 decode = batch._decode
-def decode_more(lane, chain, targets, rows, payload):
-    src, nbytes = payload
-    return decode(lane, chain, targets, rows, (src, nbytes + 1))
+def decode_more(lane, chain, targets, rows, encoded):
+    more = encoded._replace(nbytes=encoded.nbytes + 1)
+    return decode(lane, chain, targets, rows, more)
 batch._decode = decode_more
 """
     with pytest.raises(subprocess.CalledProcessError) as caught:

@@ -119,13 +119,13 @@ def test_a_request_that_was_broken_off_is_no_failure_of_a_loader(server, on_erro
     settings, stop = loader._settings, StopFlag()
     incidents = Incidents()
     reader = Reader(
-        settings.fields,
-        settings.origins,
-        settings.fields[0].axis("chunk"),
-        settings.place(),
-        on_error,
-        stop,
-        incidents,
+        fields=settings.fields,
+        origins=settings.origins,
+        axis=settings.fields[0].axis("chunk"),
+        place=settings.place(),
+        on_error=on_error,
+        stop=stop,
+        incidents=incidents,
     )
     order = settings.shuffling.order(0)
     plans = reader.plans(order, settings.share(order.n), 0)
