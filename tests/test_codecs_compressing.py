@@ -227,6 +227,26 @@ def test_zstd_takes_threads_of_which_each_has_64_kib(n, n_threads, monkeypatch):
     assert asked == [n_threads]
 
 
+def test_zstd_encodes_in_the_calling_thread_if_the_system_gives_no_other(monkeypatch):
+    usual = zstandard.ZstdCompressor
+
+    class Alone:
+        def __init__(self, *args, **kwargs):
+            self.compress = usual(*args, **kwargs).compress
+
+        def multi_compress_to_buffer(self, batch, threads):
+            if threads > 1:
+                raise zstandard.ZstdError("could not initialize zstd thread pool")
+            return [self.compress(data) for data in batch]
+
+    encode = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
+    monkeypatch.setattr(compressing.zstandard, "ZstdCompressor", Alone)
+    alone = compressor(CodecSpec("zstd", {}, "$"), {"level": 1, "checksum": False})
+    blocks = EncodedArrays.of(blocks_of(64, 4096))
+    expected = [one.tobytes() for one in encode(blocks, 3).items()]
+    assert [one.tobytes() for one in alone(blocks, 3).items()] == expected
+
+
 def test_zstd_goes_on_without_the_call_for_batches(monkeypatch):
     usual = zstandard.ZstdCompressor
 

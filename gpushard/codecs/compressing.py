@@ -98,7 +98,12 @@ class _ZstdContexts(threading.local):
                 [np.array(memoryview(one(i))) for i in batch.items()]
             )
         n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
-        found: Any = self._many(_segments(batch), threads=min(n_threads, n_worth))
+        segments, most = _segments(batch), min(n_threads, n_worth)
+        try:
+            found: Any = self._many(segments, threads=most)
+        except zstandard.ZstdError:
+            # The system may give no threads. What else is wrong shows again.
+            found = self._many(segments, threads=1)
         return EncodedArrays.joined([*found])
 
 
