@@ -44,6 +44,28 @@ class Still:
         pass
 
 
+class Clock:
+    """Time that passes only where somebody sleeps, whatever else the machine does."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+    def perf_counter(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time of the trainer and of this module."""
+    clock = Clock()
+    monkeypatch.setattr(trainer, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(sys.modules[__name__], "time", clock)
+    return clock
+
+
 def slowly(batches, wait_s):
     for batch in batches:
         time.sleep(wait_s)
@@ -152,18 +174,19 @@ def test_a_row_tells_where_inner_chunks_were_decoded(run):
         assert found["read_amplification"] == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_what_a_batch_is_waited_for_is_a_share_of_the_step():
     batch = {"y": np.zeros(4)}
-    slow = trainer.train(Still(0.01), [lambda: slowly([batch] * 9, 0.01)], 9.0)
-    quick = trainer.train(Still(0.01), [lambda: repeat(batch, 9)], 9.0)
+    slow = trainer.train(Still(0.02), [lambda: slowly([batch] * 9, 0.01)], 9.0)
+    quick = trainer.train(Still(0.02), [lambda: repeat(batch, 9)], 9.0)
     assert slow.n_steps == quick.n_steps == 9
-    assert 0.3 < slow.host_wait_share < 0.7
-    assert 0.3 < slow.idle_share < 0.7
-    assert quick.idle_share < 0.2
-    assert slow.first_wait_seconds >= 0.01
+    assert slow.host_wait_share == pytest.approx(1 / 3)
+    assert slow.idle_share == pytest.approx(8 / (8 + 9 * 2))  # none before the first
+    assert quick.idle_share == 0
+    assert slow.first_wait_seconds == pytest.approx(0.01)
     shares = training.wait_shares(slow, quick)
-    assert 0.3 < shares["wait_share"] < 0.7
-    assert 0.3 < shares["inner_wait_share"] < 0.7
+    assert shares["wait_share"] == pytest.approx(1 / 3, rel=0.01)
+    assert shares["inner_wait_share"] == pytest.approx(1 / 3, rel=0.01)
 
 
 def test_a_training_ends_when_its_time_is_over():
