@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gpushard.devices.base import Stream
 from gpushard.devices.cuda_copies import QueryCalls
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import StopFlag, enter, leave
+from gpushard.stop_flag import StopFlag, call_for
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger("gpushard.devices")
@@ -275,13 +275,11 @@ class Waits:
         is_running.acquire()
 
         def run() -> None:
-            enter(StopFlag())  # a thread of ours
             try:
-                answers.append(call())
+                answers.append(call_for(StopFlag(), call))  # a thread of ours
             except BaseException as error:  # noqa: BLE001 - raised below
                 errors.append(error)
             finally:
-                leave()
                 is_running.release()
 
         try:
