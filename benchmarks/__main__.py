@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chart, scaling, small, table, writing
+from benchmarks import chart, remote, scaling, small, table, writing
 from benchmarks.configs import CODECS, DATASETS, INNER_NBYTES, KIB, MIB, configs
 from benchmarks.contenders import ALL
 from benchmarks.machine import commit, load, machine
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "scaling": _scaling,
         "small": _small,
         "writing": _writing,
+        "remote": _remote,
     }
     command = commands.get(given[0]) if given else None
     return _measure(given) if command is None else command(given[1:])
@@ -158,6 +159,32 @@ def _writing(arguments: list[str]) -> int:
     return 0
 
 
+def _remote(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks remote")
+    add = parser.add_argument
+    usual, names = remote.Settings(), {n.name: n for n in remote.NETWORKS}
+    add("--nbytes", type=int, default=usual.nbytes)
+    add("--inner", nargs="+", type=int, choices=INNER_NBYTES)
+    add("--codecs", nargs="+", choices=CODECS, default=usual.codecs)
+    add("--networks", nargs="+", choices=names, default=list(names))
+    add("--contenders", nargs="+", choices=remote.CONTENDERS)
+    add("--repetitions", type=int, default=usual.repetitions)
+    add("--out", type=Path, help="result file")
+    given = parser.parse_args(arguments)
+    settings = remote.Settings(
+        given.nbytes,
+        given.inner or usual.inner_nbytes,
+        given.codecs,
+        [names[name] for name in given.networks],
+        given.contenders or usual.contenders,
+        given.repetitions,
+    )
+    result = remote.measure(settings, _say)
+    _keep(result, given.out)
+    _say(remote.render(result))
+    return 1 if remote.wrong_answers(result) else 0
+
+
 def _keep(result: dict[str, Any], out: Path | None) -> None:
     """Write a result to a file, with the date, if one is asked for."""
     if out is not None:
@@ -169,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure gpushard beside its CPU peers.",
-        epilog="See also: chart, table, scaling, small, writing.",
+        epilog="See also: chart, table, scaling, small, writing, remote.",
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="part of the table, under two minutes")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 class Process:
@@ -18,7 +18,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         search = os.pathsep.join(path for path in paths if path)
         self._process = subprocess.Popen(  # noqa: S603 - this very suite, by this Python
             [sys.executable, "-m", "benchmarks.worker", name],

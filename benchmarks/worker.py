@@ -1,7 +1,8 @@
 """The process of one contender: takes commands as JSON lines, answers in kind.
 
-``{"do": "open", "path": ..., "shape": ...}`` and ``{"do": "run", "workload": ...,
-"repetition": ..., "verify": ...}``. The end of the input ends it.
+``{"do": "open", "path": ..., "shape": ...}``, where the path may be a URL, and
+``{"do": "run", "workload": ..., "repetition": ..., "verify": ...}``. The end of the
+input ends it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Worker:
         """Answer to one command; what the contender raises is part of it."""
         try:
             if command["do"] == "open":
-                return self._open(Path(command["path"]), tuple(command["shape"]))
+                return self._open(command["path"], tuple(command["shape"]))
             reads = reads_of(command["workload"], self._shape, command["repetition"])
             return self._run(reads, verify=command["verify"])
         except Exception as error:  # noqa: BLE001 - a contender may raise anything
@@ -58,11 +59,12 @@ class Worker:
             # A result names arrays, not where they were for the time of the run.
             return {"refused": reason.replace(self._directory, "")}
 
-    def _open(self, path: Path, shape: Shape) -> dict[str, Any]:
+    def _open(self, place: str, shape: Shape) -> dict[str, Any]:
         self._handle = None
-        self._directory = f"{path.parent}/"
+        self._directory = f"{place.rpartition('/')[0]}/"
         gc.unfreeze()
-        self._handle = self._contender.open_array(path)
+        is_url = "://" in place
+        self._handle = self._contender.open_array(place if is_url else Path(place))
         self._shape = shape
         # What libraries are made of is not looked at again before every read.
         gc.freeze()

@@ -107,7 +107,9 @@ class Options:
         In a store whose requests are expensive, a shard whose index is not known is
         fetched whole if at least this part of its inner chunks is wanted.
     whole_object_max_nbytes
-        Decoded size above which a shard is never fetched whole.
+        Decoded size above which a shard is never fetched whole: several requests for
+        parts of it, side by side, take less time than a single one, even though they
+        wait for the index first.
     file_handles
         Open files kept per local store. Half of the smallest usual limit of 256.
     index_cache_nbytes
@@ -182,7 +184,7 @@ class Options:
     batch_nbytes: int = 4 * MIB
     small_read_chunks: int = 8
     whole_object_fraction: float = 0.75
-    whole_object_max_nbytes: int = 64 * MIB
+    whole_object_max_nbytes: int = 8 * MIB
     file_handles: int = 128
     index_cache_nbytes: int = 256 * MIB
     chunk_cache_nbytes: int | None = None

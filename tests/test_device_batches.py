@@ -10,7 +10,7 @@ from device_fetch_cases import CHAINS, emulated, small_batches, stored
 from gpushard.devices import sink
 from gpushard.devices.payload import ring
 from gpushard.options import Options
-from gpushard.reading import ranges
+from gpushard.reading import requests
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 
@@ -20,21 +20,21 @@ SHAPE = (120, 80)
 def joins_and_fetches(monkeypatch, place, encoded_nbytes, selections, ahead=None):
     """Whether ranges are joined or fetched, in order, and the requests of fetches."""
     happened, fetched = [], []
-    coalesce, fetch = ranges.coalesce, ring.fetch_wanted
+    coalesce, fetch = requests.coalesce, ring.fetch_wanted
     with monkeypatch.context() as patch:
 
         def joining(*columns, **how):
             happened.append("join")
             return coalesce(*columns, **how)
 
-        def fetching(source, requests):
+        def fetching(source, wanted):
             happened.append("fetch")
-            fetched.append([(r.key, r.start, r.stop) for r in requests])
-            return fetch(source, requests)
+            fetched.append([(r.key, r.start, r.stop) for r in wanted])
+            return fetch(source, wanted)
 
-        patch.setattr(ranges, "coalesce", joining)
+        patch.setattr(requests, "coalesce", joining)
         patch.setattr(ring, "fetch_wanted", fetching)
-        patch.setattr(ranges, "_AHEAD_BATCHES", ahead or ranges._AHEAD_BATCHES)
+        patch.setattr(requests, "_AHEAD_BATCHES", ahead or requests._AHEAD_BATCHES)
         patch.setattr(sink.Budget, "of", lambda *_, **__: small_batches(encoded_nbytes))
         a = gpushard.open_array(place, options=Options(threads=1))
         read_on_device(a, [selection(a.shape) for selection in selections], emulated())

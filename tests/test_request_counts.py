@@ -7,6 +7,7 @@ each `max_request_nbytes` of payload begun.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -29,9 +30,9 @@ from test_requests import CountingStore, CountingZarrStore
 # What a second read asks for tells whether indexes are kept.
 pytestmark = pytest.mark.usefixtures("settled")
 
-MOST = 16 * MIB
+MOST = 4 * MIB
 NETWORK_COSTS = FetchCosts(MIB, MOST, 32, prefers_whole_objects=True)
-PAYLOADS = [1, 8, 16, 17, 40, 64]
+PAYLOADS = [1, 4, 5, 16, 40, 64]
 CHUNK_NBYTES = 256 * KIB
 PER_MIB = MIB // CHUNK_NBYTES
 PLAIN, COMPILED = {"compile_nbytes": 2**40}, {"compile_nbytes": 0}
@@ -86,7 +87,7 @@ def n_asked(a, take, payload_mib):
 @pytest.mark.network
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("payload_mib", PAYLOADS)
-def test_over_http_every_16_mib_of_payload_are_one_request(
+def test_over_http_every_4_mib_of_payload_are_one_request(
     tmp_path, payload_mib, location
 ):
     pytest.importorskip("obstore", reason="the extra `remote` is not installed")
@@ -115,12 +116,12 @@ def held(place):
 @pytest.mark.parametrize("way", [PLAIN, COMPILED], ids=["plain", "compiled"])
 @pytest.mark.parametrize("location", ["start", "end"])
 @pytest.mark.parametrize("payload_mib", [1, 8, 40])
-def test_of_a_zarr_store_every_16_mib_of_payload_are_one_request(
+def test_of_a_zarr_store_every_4_mib_of_payload_are_one_request(
     tmp_path, payload_mib, location, way
 ):
     store = CountingZarrStore(held(put_shard(tmp_path, payload_mib, location)))
     a = gpushard.open_array(store, options=Options(**way))
-    # zarr stores tell no versions: an index is read each time.
+    # It may be far away. zarr stores tell no versions: an index is read each time.
     n = 1 + n_payload(payload_mib)
     assert n_asked(a, store.take, payload_mib) == [n, n]
 
@@ -129,23 +130,51 @@ def test_of_a_zarr_store_every_16_mib_of_payload_are_one_request(
 def test_of_a_store_in_memory_too_however_many_threads_there_are(tmp_path, threads):
     store = CountingStore(adapt(held(put_shard(tmp_path, 40)), DEFAULT))
     a = gpushard.open_array(store, options=Options(threads=threads, **PLAIN))
-    assert n_asked(a, store.take, 40) == [4, 4]
+    assert n_asked(a, store.take, 40) == [4, 4]  # it is near: 16 MiB each
 
 
 def test_the_first_read_of_a_whole_shard_is_one_request_and_the_next_by_size(tmp_path):
-    place = put_shard(tmp_path, 20)
+    place = put_shard(tmp_path, 5)
     store = CountingStore(LocalStore(place), NETWORK_COSTS)
     a = gpushard.open_array(store)
-    for n_expected in (1, n_payload(30)):
+    for n_expected in (1, n_payload(8)):
         store.take()
-        check(a[...], 0, 30 * PER_MIB)
+        check(a[...], 0, 8 * PER_MIB)
         assert len(store.take()) == n_expected
+
+
+def test_a_larger_shard_is_never_one_request_for_its_parts_come_side_by_side(tmp_path):
+    store = CountingStore(LocalStore(put_shard(tmp_path, 20)), NETWORK_COSTS)
+    a = gpushard.open_array(store)
+    store.take()
+    check(a[...], 0, 30 * PER_MIB)
+    assert len(store.take()) == 1 + n_payload(30)
 
 
 def test_requests_are_as_large_as_memory_allows(tmp_path):
     store = CountingStore(LocalStore(put_shard(tmp_path, 8)), NETWORK_COSTS)
     a = gpushard.open_array(store, options=Options(memory_limit=16 * MIB, **PLAIN))
     assert n_asked(a, store.take, 8) == [5, 4]
+
+
+IDLE_COSTS = replace(NETWORK_COSTS, idle_gap_nbytes=CHUNK_NBYTES // 2)
+
+
+@pytest.mark.parametrize(
+    ("n_wanted", "step", "n_expected"), [(32, 2, 32), (33, 2, 5), (12, 4, 12)]
+)
+def test_gaps_are_read_over_once_more_requests_would_wait(
+    tmp_path, n_wanted, step, n_expected
+):
+    """Gaps of one inner chunk, 256 KiB; of three, less than `gap_nbytes`."""
+    store = CountingStore(LocalStore(put_shard(tmp_path, 20)), IDLE_COSTS)
+    a = gpushard.open_array(store, options=Options(**PLAIN))
+    a[0]
+    store.take()
+    rows = np.arange(n_wanted) * step
+    read = a.oindex[rows]
+    assert read[:, 0].tolist() == [i % 251 + 1 for i in rows.tolist()]
+    assert len(store.take()) == n_expected
 
 
 @pytest.mark.parametrize("most", [MIB, 3 * MIB, 2**62])
@@ -178,5 +207,5 @@ def test_a_read_to_a_device_makes_the_same_requests(tmp_path):
     selection = whole((n_rows, CHUNK_NBYTES))
     results, job = read_on_device(a, [selection], emulated(seed=0))
     check(results[0], 0, n_rows)
-    assert len(store.take()) == 3
-    assert job.tally.counts["n_payload_requests"] == 2
+    assert len(store.take()) == 1 + n_payload(20)
+    assert job.tally.counts["n_payload_requests"] == n_payload(20)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["open_array", "read_box", "read_rows", "versions"]
 
 
-def open_array(path: Path) -> tensorstore.TensorStore:
+def open_array(path: Path | str) -> tensorstore.TensorStore:
     """Handle that the reads take."""
     array = open_with_cache(path, 0)
     nbytes = array.domain.size * array.dtype.numpy_dtype.itemsize

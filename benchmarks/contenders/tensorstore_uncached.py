@@ -21,11 +21,15 @@ def open_array(path: Path) -> tensorstore.TensorStore:
     return open_with_cache(path, 0)
 
 
-def open_with_cache(path: Path, cache_nbytes: int) -> tensorstore.TensorStore:
-    """Handle whose decoded chunks, and shard indexes, share a cache of that size."""
+def open_with_cache(path: Path | str, cache_nbytes: int) -> tensorstore.TensorStore:
+    """Handle whose decoded chunks, and shard indexes, share a cache of that size.
+
+    A path that is text is a URL.
+    """
+    local = {"driver": "file", "path": f"{path}/"}
     spec = {
         "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": f"{path}/"},
+        "kvstore": f"{path}/" if isinstance(path, str) else local,
         "context": {"cache_pool": {"total_bytes_limit": cache_nbytes}},
     }
     return tensorstore.open(spec, read=True).result()

@@ -14,10 +14,10 @@ __all__ = ["open_array", "read_box", "read_rows", "versions"]
 
 if not hasattr(pipelines, "FusedCodecPipeline"):
     raise ImportError("this zarr-python has no FusedCodecPipeline")
+PIPELINE = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
 
 def open_array(path: Path) -> zarr.Array[Any]:
     """Handle that the reads take."""
-    name = "zarr.core.codec_pipeline.FusedCodecPipeline"
-    zarr.config.set({"codec_pipeline.path": name})
+    zarr.config.set({"codec_pipeline.path": PIPELINE})
     return zarr.open_array(str(path), mode="r")

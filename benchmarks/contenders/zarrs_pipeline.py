@@ -18,6 +18,8 @@ from benchmarks.contenders.zarr_default import read_box, read_rows
 
 __all__ = ["open_array", "read_box", "read_rows", "versions"]
 
+PIPELINE = "zarrs.ZarrsCodecPipeline"
+
 
 def versions() -> dict[str, str]:
     """Versions of what this contender measures."""
@@ -26,5 +28,5 @@ def versions() -> dict[str, str]:
 
 def open_array(path: Path) -> zarr.Array[Any]:
     """Handle that the reads take."""
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    zarr.config.set({"codec_pipeline.path": PIPELINE})
     return zarr.open_array(str(path), mode="r")

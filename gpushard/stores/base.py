@@ -117,6 +117,9 @@ class FetchCosts:
     gap_nbytes
         Largest number of unwanted bytes between two ranges for which one request is
         cheaper than two.
+    idle_gap_nbytes
+        The same, if less, while requests are at most `concurrency`: another request
+        then waits for none of them.
     max_request_nbytes
         Size up to which neighbouring ranges share a request. Larger amounts are divided
         into several parallel requests. A single range is never divided.
@@ -147,6 +150,7 @@ class FetchCosts:
     reads_in_shares: bool = False
     answers_in_own_memory: bool = False
     reads_on: bool = False
+    idle_gap_nbytes: int | None = None
 
     @property
     def answers_in_threads(self) -> bool:

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 # own default is 10 requests at once (`async.concurrency`).
 _UNKNOWN_COSTS = FetchCosts(
     gap_nbytes=MIB,
-    max_request_nbytes=16 * MIB,
+    max_request_nbytes=4 * MIB,
     concurrency=10,
     prefers_whole_objects=True,
     answers_in_own_memory=True,
+    idle_gap_nbytes=64 * KIB,
 )
 # A request to a store in this process costs about 100 us in zarr's event loop.
 _PROCESS_COSTS = FetchCosts(
