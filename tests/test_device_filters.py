@@ -18,6 +18,7 @@ from cuda_host.standin import load_standin
 from gpushard.devices.decoding.chain import compile_device_chain
 from gpushard.errors import UnsupportedError
 from gpushard.selecting.selection import whole
+from spec_shards import document, opened, sharding
 from zarr_oracle import assert_same_bits
 
 KERNELS = Kernels()
@@ -130,6 +131,18 @@ def test_a_chain_whose_order_or_numbers_no_kernel_keeps_is_refused(tmp_path, nam
     a = described(tmp_path, *UNWRITABLE[name])
     with pytest.raises(UnsupportedError):
         compile_device_chain(a.source.layout, a.source.chunk_shape)
+
+
+def test_shuffled_blocks_have_as_many_bytes_as_the_kernels_count():
+    def chain(nbytes):
+        shard = sharding((nbytes,), codecs=[LITTLE, SHUFFLED])
+        a = opened(document((nbytes,), (nbytes,), shard))
+        return compile_device_chain(a.source.layout, (nbytes,))
+
+    assert chain(2**31 - 4).decoded_nbytes == 2**31 - 4
+    for nbytes in (2**31, 2**32, 2**32 + 8):
+        with pytest.raises(UnsupportedError, match="larger than a device decodes"):
+            chain(nbytes)
 
 
 @pytest.mark.parametrize("name", ["delta without compressor", "packbits"])
