@@ -222,14 +222,8 @@ GS_DEVICE uint32_t cast_to_float32(uint64_t bits, uint32_t from) {
 
 // value * scale + offset, rounded after each of the two steps.
 GS_DEVICE uint32_t affine(uint32_t bits, const Transfer& transfer) {
-#if defined(__CUDA_ARCH__)
-    // The compiler would fuse plain operators to one multiply-add.
     const float scaled = __fmul_rn(float_of(bits), transfer.scale);
     return float_bits(__fadd_rn(scaled, transfer.offset));
-#else
-    const float scaled = float_of(bits) * transfer.scale;
-    return float_bits(scaled + transfer.offset);
-#endif
 }
 
 GS_DEVICE uint32_t narrowed(uint32_t bits, uint32_t from, uint32_t to) {

@@ -83,14 +83,24 @@ inline float __uint_as_float(unsigned x) { return gs_host_bits<float>(x); }
 inline float __int_as_float(int x) { return gs_host_bits<float>(x); }
 inline long long __double_as_longlong(double x) { return gs_host_bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return gs_host_bits<double>(x); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline double __dmul_rn(double a, double b) { return a * b; }
-inline double __dadd_rn(double a, double b) { return a + b; }
-inline double __ddiv_rn(double a, double b) { return a / b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __double2float_rn(double x) { return static_cast<float>(x); }
+// A GPU makes one NaN in single precision, whatever the operands. In double precision its
+// bits are not promised; here no host would make them.
+inline float gs_host_nan(float x) { return x == x ? x : __uint_as_float(0x7fffffff); }
+inline double gs_host_nan(double x) {
+    return x == x ? x : __longlong_as_double(0x7fffffffffffffff);
+}
+inline float __fmaf_rn(float a, float b, float c) {
+    return gs_host_nan(std::fmaf(a, b, c));
+}
+inline float __fmul_rn(float a, float b) { return gs_host_nan(a * b); }
+inline float __fadd_rn(float a, float b) { return gs_host_nan(a + b); }
+inline float __fdiv_rn(float a, float b) { return gs_host_nan(a / b); }
+inline double __dmul_rn(double a, double b) { return gs_host_nan(a * b); }
+inline double __dadd_rn(double a, double b) { return gs_host_nan(a + b); }
+inline double __ddiv_rn(double a, double b) { return gs_host_nan(a / b); }
+inline float __double2float_rn(double x) {
+    return gs_host_nan(static_cast<float>(x));
+}
 
 // ---- loads and stores with cache hints; a misaligned address dies under UBSan
 
