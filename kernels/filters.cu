@@ -104,10 +104,13 @@ gs_delta(const FilterTables tables) {
     }
 }
 
+GS_DEVICE float rounded_sum(float a, float b) { return __fadd_rn(a, b); }
+GS_DEVICE double rounded_sum(double a, double b) { return __dadd_rn(a, b); }
+
 // Sums of one row, in the order of its items, because floats give other bits if they are
-// added in another order.
+// added in another order. Gives up at a NaN, whose bits differ between processors.
 template <class Float>
-GS_DEVICE void sum_floats(
+GS_DEVICE Status sum_floats(
     const FilterTables& tables, const uint8_t* src, Float* dst) {
     Float sum = 0;
     for (uint64_t k = 0; k < tables.n_items; k++) {
@@ -118,16 +121,18 @@ GS_DEVICE void sum_floats(
         } else {
             value = double_of(cast_to_float64(bits, tables.from));
         }
-        sum = k ? sum + value : value;  // 0 + -0 would be 0
+        sum = k ? rounded_sum(sum, value) : value;  // 0 + -0 would be 0
+        if (sum != sum) return STATUS_HOST;
         dst[k] = sum;
     }
+    return STATUS_OK;
 }
 
 constexpr int gs_delta_float_threads = 64;
 
 // Takes types that NumPy promotes to float32 or float64, to just that type. NumPy adds
-// other types in float64 and then rounds. One thread takes one row, which is slow for few
-// rows.
+// other types in float64 and then rounds. Rows with a NaN among their sums fail with HOST.
+// One thread takes one row, which is slow for few rows.
 extern "C" __global__ void __launch_bounds__(gs_delta_float_threads)
 gs_delta_float(const FilterTables tables) {
     const uint32_t n_threads = gridDim.x * blockDim.x;
@@ -135,11 +140,12 @@ gs_delta_float(const FilterTables tables) {
          row += n_threads) {
         if (tables.status[row] != STATUS_OK) continue;
         const uint8_t* src = reinterpret_cast<const uint8_t*>(tables.src[row]);
-        if (tables.to == TYPE_FLOAT32) {
-            sum_floats(tables, src, reinterpret_cast<float*>(tables.dst[row]));
-        } else {
-            sum_floats(tables, src, reinterpret_cast<double*>(tables.dst[row]));
-        }
+        const uint64_t dst = tables.dst[row];
+        const Status status =
+            tables.to == TYPE_FLOAT32
+                ? sum_floats(tables, src, reinterpret_cast<float*>(dst))
+                : sum_floats(tables, src, reinterpret_cast<double*>(dst));
+        if (status != STATUS_OK) fail_row(tables.status, row, status);
     }
 }
 

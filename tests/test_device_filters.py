@@ -115,6 +115,21 @@ def test_a_filter_is_undone_on_the_device(tmp_path, name, schedule):
     assert_same_bits(results[0], a[...])
 
 
+@pytest.mark.parametrize("name", ["delta of floats", "delta of doubles"])
+def test_sums_that_are_no_numbers_have_the_hosts_bits(tmp_path, name):
+    stored(tmp_path, *ON_DEVICE[name])
+    values = np.full(SHAPE, 1.5, "f4")
+    values[7, 11], values[12, 4] = np.nan, np.inf
+    with np.errstate(all="ignore"):
+        zarr.open_array(tmp_path, mode="r+")[...] = values
+    a = gpushard.open_array(tmp_path, device="cpu")
+    results, job = read_on_device(
+        a, [whole(a.shape)], EmulatedDevice(KERNELS, load_standin()), max_rows=5
+    )
+    assert job.tally.counts["n_refused_inner_chunks"] == 2
+    assert_same_bits(results[0], a[...])
+
+
 @pytest.mark.parametrize("name", ON_HOST)
 def test_what_no_kernel_calculates_as_numpy_does_the_host_undoes(tmp_path, name):
     a = stored(tmp_path, *ON_HOST[name])

@@ -134,6 +134,18 @@ def test_a_sum_of_floats_may_begin_with_minus_zero(kernels):
     assert out.tobytes() == np.cumsum(encoded[0]).tobytes()
 
 
+@schedules
+@pytest.mark.parametrize(("source", "to"), [("f4", "f4"), ("f4", "f8"), ("f8", "f8")])
+def test_rows_with_a_nan_among_their_sums_are_the_hosts(kernels, source, to, schedule):
+    rows = [[1, np.nan, 2], [np.nan, 1, 2], [np.inf, 1, -np.inf], [1, 2, np.inf]]
+    encoded = np.array(rows, source)
+    out, status = undo(
+        *(kernels, "gs_delta_float", encoded, to, 3), source=source, schedule=schedule
+    )
+    assert status == [Status.HOST] * 3 + [Status.OK]
+    assert out[3].tobytes() == np.cumsum(encoded[3], dtype=to).tobytes()
+
+
 # ---- fixedscaleoffset
 
 
