@@ -26,7 +26,7 @@
 #include "scatter_move.cuh"
 
 constexpr int gs_scatter_copy_2_threads = 256;
-extern "C" __global__ void __launch_bounds__(gs_scatter_copy_2_threads)
+extern "C" __global__ void __launch_bounds__(gs_scatter_copy_2_threads, 4)
 gs_scatter_copy_2(const __grid_constant__ Scatter2 p) {
     scatter_tiles<2, false, false>(p);
 }
