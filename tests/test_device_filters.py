@@ -73,6 +73,9 @@ ON_HOST = {
 UNWRITABLE = {
     "delta, turned": ("i4", [delta("<i4"), TURNED, LITTLE, ZSTD]),
     "scaled by nothing": ("f4", [scaled("<f4", "<i2", 0, 0), LITTLE, ZSTD]),
+    "scaled by nothing in float32": ("f4", [scaled("<f4", "<f4", 1e-50, 0), LITTLE]),
+    "scaled by infinity in float32": ("f4", [scaled("<f4", "<f4", 1e39, 0), LITTLE]),
+    "moved by infinity in float32": ("f4", [scaled("<f4", "<f4", 1, -1e39), LITTLE]),
     "scaled by too much": ("f4", [scaled("<f4", "<i2", 2**60 + 1), LITTLE, ZSTD]),
 }
 

@@ -134,8 +134,15 @@ def _scale_offset(
 ) -> ItemFilter:
     numbers = [spec.configuration[name] for name in ("scale", "offset")]
     scale, offset = (_exact(number, spec) for number in numbers)
-    if not scale:
-        raise UnsupportedError("a scale of 0, whose NaNs differ", codec=spec.name)
+    # What NumPy calculates in. Its NaNs of 0 / 0 and of infinities are the host's.
+    wide = np.float32 if encoded == np.float32 else np.float64
+    with np.errstate(over="ignore"):
+        rounded = wide(scale), wide(offset)
+    if not rounded[0] or not np.isfinite(rounded).all():
+        raise UnsupportedError(
+            "a scale of 0, or an infinity, once rounded: their NaNs differ",
+            codec=spec.name,
+        )
     if decoded not in _FLOATS:
         raise UnsupportedError(f"no kernel scales to {decoded}", codec=spec.name)
     return ItemFilter("gs_scale_offset", n_items, encoded, decoded, scale, offset)
