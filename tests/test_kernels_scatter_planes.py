@@ -97,6 +97,14 @@ def test_parts_of_blocks_are_read_where_they_lie(columns):
     assert_kernels_write_what_numpy_writes(case, STRAIGHT)
 
 
+@pytest.mark.parametrize("dtype", ["i2", "f4", "f8"])
+def test_the_planes_of_a_shorter_last_block_may_be_at_any_byte(dtype):
+    array = random_elements((3, 14), np.dtype(dtype), 7)
+    selection = basic((slice(None), slice(12)), array.shape)  # four items of the last
+    case = straight_case(array, (1, 14), selection=selection, block_items=(8,))
+    assert_kernels_write_what_numpy_writes(case, STRAIGHT)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_integers_points_and_missing_rows_go_with_shuffled_ones(schedule):
     array = random_elements((12, 20), np.dtype("i4"), 6)
