@@ -105,6 +105,26 @@ def test_the_planes_of_a_shorter_last_block_may_be_at_any_byte(dtype):
     assert_kernels_write_what_numpy_writes(case, STRAIGHT)
 
 
+def test_rows_of_an_array_begin_within_fours_of_items():
+    array = random_elements((2, 6), np.dtype("f8"), 8)
+    selection = basic((slice(None), slice(4)), array.shape)
+    case = straight_case(array, (2, 6), selection=selection, block_items=(4,))
+    assert_kernels_write_what_numpy_writes(case, STRAIGHT)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_both_parts_of_a_shuffled_complex_number_are_cast(is_swapped):
+    array = np.linspace(-9, 1e30, 80).astype("f4").view("c8").reshape(4, 10)
+    kept = {"block_items": (8, 0), "is_swapped": is_swapped}
+    case = straight_case(array, (2, 10), **kept)
+    assert_kernels_write_what_numpy_writes(case, STRAIGHT, np.dtype("c16"))
+    index = np.arange(30) * 7
+    single = points((index % 4, index % 10), array.shape)
+    case = straight_case(array, (2, 10), selection=single, **kept)
+    form = (1,), (0,), (0,), 0
+    assert_kernels_write_what_numpy_writes(case, form, np.dtype("c16"))
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_integers_points_and_missing_rows_go_with_shuffled_ones(schedule):
     array = random_elements((12, 20), np.dtype("i4"), 6)
