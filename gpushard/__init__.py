@@ -93,8 +93,8 @@ _HOMES = {
     "open_group": "group",
     "repair": "writing.create",
 }
-# Packages of their own, reached as `gpushard.rolling.RollingArray`.
-_ROOMS = ("rolling", "transformer")
+# What has public names of its own, reached as `gpushard.rolling.RollingArray`.
+_ROOMS = ("errors", "rolling", "transformer")
 
 __all__ = [
     "Array",

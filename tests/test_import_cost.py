@@ -93,7 +93,7 @@ def test_every_public_name_resolves(name):
 
 def test_completion_offers_nothing_but_public_names():
     offered = {name for name in dir(gpushard) if not name.startswith("__")}
-    assert offered == {*gpushard.__all__, "rolling", "transformer"}
+    assert offered == {*gpushard.__all__, "errors", "rolling", "transformer"}
 
 
 def test_an_unknown_public_name_is_an_attribute_error():
@@ -109,9 +109,15 @@ def test_no_module_takes_the_place_of_a_public_name(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["rolling.RollingArray", "transformer.ShardedStore", "rolling.RollingView"]
+    "name",
+    [
+        "errors.GpushardError",
+        "rolling.RollingArray",
+        "rolling.RollingView",
+        "transformer.ShardedStore",
+    ],
 )
-def test_packages_of_their_own_are_reached_without_an_import(name):
+def test_modules_with_public_names_are_reached_without_an_import(name):
     code = f"import gpushard\nprint(gpushard.{name}.__name__, dir(gpushard))"
     printed = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert printed.startswith(name.partition(".")[2])
