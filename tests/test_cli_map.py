@@ -136,6 +136,27 @@ def test_the_terminal_shows_each_kind_without_colour(path):
     assert rows[rows.index("grid") + 1] == "██□□████"
 
 
+@pytest.mark.parametrize("columns", [20, 80, 120])
+def test_the_legend_is_cut_between_its_signs_and_no_wider_than_a_terminal(
+    columns, path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = run("map", path).stdout.splitlines()
+    (begin,) = (n for n, row in enumerate(rows) if row.startswith("█▓ inner"))
+    legend = rows[begin:]
+    signs = [sign for row in legend for sign in row.split("   ")]
+    assert signs == [
+        "█▓ inner chunks, one after the other",
+        "I index",
+        "· unused",
+        "▒ some missing",
+        "□ missing",
+        "X damaged",
+    ]
+    assert all(len(row) <= columns or "   " not in row for row in legend)
+    assert len(legend) == {20: 5, 80: 2, 120: 1}[columns]
+
+
 def test_terminals_without_such_characters_get_others(path):
     root = str(Path(__file__).parents[1])
     done = subprocess.run(

@@ -18,15 +18,13 @@ from gpushard.layout import ArrayLayout
 
 _CHUNK, _OTHER_CHUNK, _INDEX, _UNUSED = "█", "▓", "I", "·"
 _MISSING, _DAMAGED, _BEYOND, _MIXED = "□", "X", " ", "▒"
-LEGEND = "   ".join(
-    (
-        f"{_CHUNK}{_OTHER_CHUNK} inner chunks, one after the other",
-        f"{_INDEX} index",
-        f"{_UNUSED} unused",
-        f"{_MIXED} some missing",
-        f"{_MISSING} missing",
-        f"{_DAMAGED} damaged",
-    )
+_LEGEND = (
+    f"{_CHUNK}{_OTHER_CHUNK} inner chunks, one after the other",
+    f"{_INDEX} index",
+    f"{_UNUSED} unused",
+    f"{_MIXED} some missing",
+    f"{_MISSING} missing",
+    f"{_DAMAGED} damaged",
 )
 # Replacements for terminals and other readers without such characters.
 _ASCII = str.maketrans(f"{_CHUNK}{_OTHER_CHUNK}{_UNUSED}{_MIXED}{_MISSING}", "#=.%o")
@@ -55,16 +53,29 @@ def print_map(shard: ShardMap, layout: ArrayLayout) -> None:
                     text = "".join(character for character, _ in cells)
                     line.append(text.translate(spell), Style(color=hue))
                 console.print(line, soft_wrap=True)
-        console.print(LEGEND.translate(spell), markup=False, soft_wrap=True)
+        for text in _legend(columns):
+            console.print(text.translate(spell), markup=False, soft_wrap=True)
 
 
 def _spelling(encoding: str) -> dict[int, int]:
     """Replacements for characters that an encoding lacks."""
     try:
-        LEGEND.encode(encoding)
+        "".join(_LEGEND).encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return _ASCII
     return {}
+
+
+def _legend(columns: int) -> Iterator[str]:
+    """Lines of the legend, none of them wider than the pictures."""
+    line = ""
+    for sign in _LEGEND:
+        longer = f"{line}   {sign}" if line else sign
+        if line and len(longer) > columns:
+            yield line
+            longer = sign
+        line = longer
+    yield line
 
 
 def _strip(shard: ShardMap, columns: int) -> Iterator[list[Cell]]:
