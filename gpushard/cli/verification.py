@@ -209,14 +209,22 @@ def _progress_bars(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
             for finished in bars.task_ids if is_live else ():
                 bars.remove_task(finished)
             task = bars.add_task(label, total=total, rate="")
-            started, read = perf_counter(), [0]
+            started, done, read = perf_counter(), [0.0], [0]
 
             def advance(n_objects: float, nbytes: int) -> None:
+                done[0] += n_objects
                 read[0] += nbytes
-                rate = read[0] / max(1e-9, perf_counter() - started) / 1e6
-                text = f"{rate:,.0f} MB/s" if read[0] else ""
-                bars.update(task, advance=n_objects, rate=text)
+                rate = _rate(done[0], read[0], perf_counter() - started)
+                bars.update(task, advance=n_objects, rate=rate)
 
             return advance
 
         yield begin
+
+
+def _rate(n_objects: float, nbytes: int, seconds: float) -> str:
+    """How fast it goes, in shards where no payload is read."""
+    seconds = max(1e-9, seconds)
+    if nbytes:
+        return f"{nbytes / seconds / 1e6:,.0f} MB/s"
+    return f"{n_objects / seconds:,.0f} shards/s"
