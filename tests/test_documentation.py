@@ -149,6 +149,12 @@ def test_every_block_says_what_it_is_and_why_it_does_not_run():
             assert runs or not is_python, f"{block.at}: Python that is not run"
 
 
+def test_the_first_screen_has_the_commands_that_need_nothing_installed():
+    first_screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:42]
+    commands = {" ".join(line.split()[:2]) for line in first_screen}
+    assert {"./dev demo", "./dev test"} <= commands
+
+
 def test_examples_are_there_and_most_of_them_run():
     found = [b for page in PAGES.values() for b in blocks(page)]
     python = [b for b in found if b.language in ("python", "pycon")]
