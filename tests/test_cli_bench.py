@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import signal
 import sys
+import threading
 import warnings
 
 import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import LocalStore
 
 import gpushard
 from cli_runs import run, run_json, sentence
@@ -30,6 +34,31 @@ def path(tmp_path):
     )
     made[...] = values
     return tmp_path / "a"
+
+
+@pytest.mark.parametrize("stage", ["zarr.json", "c/"], ids=["open", "read"])
+@pytest.mark.parametrize(
+    "arguments", [("bench",), ("read", "--verify")], ids=["bench", "read"]
+)
+def test_nothing_of_zarrs_read_goes_on_after_an_interrupt(
+    arguments, stage, path, monkeypatch
+):
+    tasks = []
+    get = LocalStore.get
+
+    async def interrupted(self, key, *arguments, **named):
+        if stage not in key:
+            return await get(self, key, *arguments, **named)
+        tasks.append(asyncio.current_task())
+        if len(tasks) == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        await asyncio.sleep(20)
+        return None
+
+    monkeypatch.setattr(LocalStore, "get", interrupted)
+    assert "interrupted" in run(*arguments, path, code=130).stderr
+    assert tasks
+    assert all(task.done() for task in tasks)
 
 
 def test_every_contender_is_timed_at_every_workload(path):
@@ -170,7 +199,8 @@ def test_zarrs_reads_through_its_own_pipeline(path):
     for contender in contenders.open_contenders(
         gpushard.open_array(path, device="cpu")
     ):
-        found = inspect.getclosurevars(contender.read).nonlocals.get("array")
+        read = inspect.unwrap(contender.read)
+        found = inspect.getclosurevars(read).nonlocals.get("array")
         behind = getattr(found, "_async_array", None)  # of zarr's arrays only
         pipeline = getattr(behind, "codec_pipeline", None)
         names[contender.name] = type(pipeline).__name__

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +16,14 @@ from gpushard.errors import UnsupportedError
 from gpushard.selecting.numbering import distinct
 from gpushard.stores.base import Store
 from gpushard.stores.local import LocalStore
+from gpushard.zarr_thread import running_loop
 
 # The user may have chosen gpushard's pipeline, which would be compared with itself.
 _ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 _WITHOUT_VERIFY = "read it without --verify"
 _TEXT_KINDS = {*"OTUS"}
+# An interrupt waits no longer for what zarr-python was reading.
+_CANCEL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +53,33 @@ def zarr_array(store: Store, path: str, pipeline: str = _ZARRS_PIPELINE) -> Any:
     import zarr
 
     try:
-        with zarr.config.set({"codec_pipeline.path": pipeline}):
+        with zarr.config.set({"codec_pipeline.path": pipeline}), read_by_zarr():
             return zarr.open_array(_zarr_store(store), path=path, mode="r")
     except Exception as error:
         raise _unreadable(error) from error
+
+
+@contextmanager
+def read_by_zarr() -> Iterator[None]:
+    """Have nothing of a read by zarr-python go on after an interrupt.
+
+    Otherwise asyncio tells of each unfinished task when the interpreter ends. In a
+    process of a command nothing else runs in zarr's event loop meanwhile.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        cancelled = asyncio.run_coroutine_threadsafe(_cancel_others(), running_loop())
+        with suppress(TimeoutError):
+            cancelled.result(_CANCEL_S)
+        raise
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class Reference:
@@ -103,7 +132,8 @@ class Reference:
             else:
                 key.append(slice_of(item[::-1]))
                 flips.append(slice(None, None, -1))
-        result = self._array[tuple(key)]
+        with read_by_zarr():
+            result = self._array[tuple(key)]
         # The type of a scalar, which zarr returns without axes, fits its own text only.
         dtype = None if isinstance(result, np.ndarray) else self._array.dtype
         return np.asarray(result, dtype)[(*flips, ...)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import gpushard
 from gpushard.array import Array
-from gpushard.cli.comparison import zarr_array
+from gpushard.cli.comparison import read_by_zarr, zarr_array
 from gpushard.errors import UnsupportedError
 from gpushard.stores.local import LocalStore
 
@@ -59,7 +59,7 @@ def _opened_by_zarr(array: Array, **pipeline: str) -> Callable[[Key], NDArray[An
         handle = zarr_array(source.store, source.layout.path, **pipeline)
     except UnsupportedError as error:
         return _failing_with(error)
-    return _indexing(handle)
+    return read_by_zarr()(_indexing(handle))
 
 
 def _failing_with(error: Exception) -> Callable[[Key], NDArray[Any]]:
