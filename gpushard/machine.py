@@ -14,7 +14,7 @@ def usable_cpu_count() -> int:
     """CPUs that this process may use: its affinity, limited by its cgroup's quota."""
     try:
         n_cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
+    except (AttributeError, OSError):  # not on macOS and Windows; a sandbox refuses
         n_cpus = os.cpu_count() or 1
     quota = _cgroup_cpu_quota()
     return max(1, n_cpus if quota is None else min(n_cpus, quota))

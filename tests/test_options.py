@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 
@@ -21,7 +22,7 @@ CPU_MAX = "/sys/fs/cgroup/cpu.max"
 def machine(monkeypatch):
     """Pretend to a machine: CPUs of the affinity mask, content of cpu.max."""
 
-    def pretend(affinity: int | None, cpu_max: str | None) -> None:
+    def pretend(affinity: int | str | None, cpu_max: str | None) -> None:
         real = Path.read_text
 
         def read_text(path: Path, *args, **kwargs) -> str:
@@ -35,6 +36,12 @@ def machine(monkeypatch):
         monkeypatch.setattr(os, "cpu_count", lambda: 32)
         if affinity is None:
             monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        elif affinity == "refused":
+
+            def refuse(_: int) -> set[int]:
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+
+            monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
         else:
             mask = set(range(affinity))
             monkeypatch.setattr(os, "sched_getaffinity", lambda _: mask, raising=False)
@@ -53,6 +60,7 @@ def machine(monkeypatch):
         (3, None, 3),
         (1, None, 1),
         (None, None, 32),
+        ("refused", None, 32),
         (None, "400000 100000", 4),
     ],
 )

@@ -134,6 +134,27 @@ def test_links_that_lead_nowhere_are_no_missing_objects(
     assert store.read([ByteRequest(k) for k in ("c/2", "g/h/i", "c/0/1")]) == [None] * 3
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_links_are_seen_where_the_system_looks_only_behind_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch, request, is_known: bool
+) -> None:
+    """As where Docker's older profiles meet a newer C library."""
+    access = os.access
+
+    def behind_links(path, mode, *, follow_symlinks=True) -> bool:
+        return follow_symlinks and access(path, mode)
+
+    monkeypatch.setattr(os, "access", behind_links)
+    known = {behind_links} if is_known else set()
+    monkeypatch.setattr(os, "supports_follow_symlinks", known)
+    places._look_at_links.cache_clear()
+    request.addfinalizer(places._look_at_links.cache_clear)
+    (root / "c" / "1").symlink_to("../nowhere")
+    with pytest.raises(StoreError, match="link 'c/1' leads nowhere"):
+        LocalStore(root).get("c/1")
+    assert LocalStore(root).get("c/2") is None
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_shard_behind_a_link_that_leads_nowhere_is_never_filled(
     tmp_path: Path, way: str

@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 
@@ -217,8 +217,8 @@ class StoreRoot:
         """
         path = self.prefix + key
         end = len(path)
-        # Files are missing by the thousand: these calls raise no errors.
-        while not os.access(path[:end], os.F_OK, follow_symlinks=False):
+        is_there = _look_at_links()
+        while not is_there(path[:end]):
             end = path.rfind("/", 0, end)
             if end < len(self.prefix):
                 self._refuse_if_gone(key)
@@ -283,3 +283,14 @@ class StoreRoot:
             hint="copy the file into the store, or open it with "
             "LocalStore(root, allow_symlinks_outside=True) if you trust the link",
         )
+
+
+@cache
+def _look_at_links() -> Callable[[str], bool]:
+    """Function that says whether anything is at a path, if only a link to nowhere."""
+    # Files are missing by the thousand, and this raises no errors. But it is always
+    # False if the system cannot look at a link itself: older macOS, musl before Linux
+    # 5.8, sandboxes that do not know faccessat2(2).
+    look = partial(os.access, mode=os.F_OK, follow_symlinks=False)
+    can_look = os.access in os.supports_follow_symlinks and look("/")
+    return look if can_look else os.path.lexists
