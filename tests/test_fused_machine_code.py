@@ -177,3 +177,9 @@ def test_everything_that_is_compiled_tells_one_code_from_another():
         == set(machine_code.SOURCES) | {"fused/compiling", "fused/elf"}
         == set(machine_code.SOURCES)
     )
+
+
+def test_the_loops_are_not_compiled_for_cpus_of_the_other_byte_order(monkeypatch):
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(ImportError, match="little-endian"):
+        loading.import_numba()

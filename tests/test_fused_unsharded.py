@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +252,38 @@ def test_that_loops_can_open_files_is_known_while_no_more_can_be_open():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found == system_calls.file_calls()
+
+
+@pytest.mark.parametrize(
+    ("platform", "machine", "release"),
+    [
+        ("darwin", "arm64", "24.6.0"),
+        ("linux", "x86_64", "4.18.0-553.el8_10.x86_64"),
+        ("linux", "x86_64", "5.5.19"),
+        ("linux", "x86_64", "a kernel of our own"),
+        ("linux", "mips64", "6.1.0"),
+    ],
+)
+def test_no_system_call_is_asked_for_by_a_number_that_another_one_may_have(
+    platform, machine, release, monkeypatch
+):
+    """Sandboxes as old as such kernels end processes that ask for an unknown one."""
+
+    def loaded(*_, **__):
+        raise AssertionError("a function of the C library is looked for")
+
+    system = SimpleNamespace(machine=machine, release=release)
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(os, "uname", lambda: system)
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    assert system_calls.file_calls.__wrapped__() is None
+
+
+@pytest.mark.parametrize("release", ["5.6.0", "5.10.0-8-amd64", "10.0"])
+def test_loops_open_files_from_the_first_kernel_that_can_on(release, monkeypatch):
+    system = SimpleNamespace(machine="aarch64", release=release)
+    monkeypatch.setattr(os, "uname", lambda: system)
+    assert system_calls.file_calls.__wrapped__() == system_calls.file_calls()
 
 
 def test_files_that_take_long_are_left_to_those_who_wait_for_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from importlib import import_module
 from struct import Struct
@@ -264,10 +265,14 @@ def import_numba() -> None:
     Raises
     ------
     ImportError
-        There is none, or one that cannot be imported, whatever it raises.
+        There is none, or one that cannot be imported, whatever it raises. Or the CPU
+        is one that the loops do not know.
     OSError
         No file descriptor was left, or the handler of a signal raised a `TimeoutError`.
     """
+    # They read stored integers as they lie, and hold addresses in 64 bits.
+    if sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        raise ImportError("the loops are for 64-bit CPUs of little-endian byte order")
     try:
         import_module("numba")
     except _MISFITS as error:

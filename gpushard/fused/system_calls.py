@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import re
+import sys
 from functools import cache
 from typing import NamedTuple
 
@@ -15,6 +18,9 @@ from gpushard.fused.words import OPENAT2
 
 # More than a `pthread_mutex_t` has anywhere: 40 bytes on Linux, or 48.
 _MUTEX_NBYTES = 128
+# Where `OPENAT2` is its number, and the first release of Linux that has it.
+_MACHINES = {"x86_64", "aarch64", "ppc64le", "riscv64", "loongarch64"}
+_FIRST_RELEASE = (5, 6)
 
 
 @cache
@@ -43,16 +49,33 @@ class FileCalls(NamedTuple):
 @cache
 def file_calls() -> FileCalls | None:
     """Functions that open files as loops must; None if the system lacks one."""
+    if not _may_ask_for_openat2():
+        return None
     lib = ctypes.CDLL(None, use_errno=True)
     names = ("syscall", "statx", "close", "__errno_location")
     if not pread_address() or not all(hasattr(lib, name) for name in names):
         return None
-    # Older kernels, and sandboxes, do not have openat2. Where it is, it refuses a
-    # `struct open_how` of no bytes before it looks at anything else.
+    # Many sandboxes do not have openat2. Where it is, it refuses a `struct open_how` of
+    # no bytes before it looks at anything else.
     lib.syscall(*map(ctypes.c_long, (OPENAT2, 0, 0, 0, 0)))
     if ctypes.get_errno() != errno.EINVAL:
         return None
     return FileCalls(*(function_address(getattr(lib, name)) for name in names))
+
+
+def _may_ask_for_openat2() -> bool:
+    """Whether a call of this number is openat2(2), or none.
+
+    On other systems it is another call. Sandboxes as old as older kernels may end a
+    process that makes a call that they do not know (systemd).
+    """
+    if sys.platform != "linux":
+        return False
+    system = os.uname()
+    release = re.match(r"(\d+)\.(\d+)", system.release)
+    if release is None or system.machine not in _MACHINES:
+        return False
+    return (int(release[1]), int(release[2])) >= _FIRST_RELEASE
 
 
 class ThreadCalls(NamedTuple):

@@ -47,7 +47,7 @@ RANGE_COLUMNS = 4
 # has claimed. Otherwise it is what a function of the driver returned: 0, or an error.
 CUT_SHORT, LEFT = -1, -2
 
-# Number of openat2(2), alike on all machines that have Linux.
+# Number of openat2(2) of Linux; `system_calls` says on which machines.
 OPENAT2 = 437
 # Size of a `struct statx` of statx(2), and most characters of an int64.
 STATUS_NBYTES = 256
