@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from math import prod
@@ -14,6 +15,12 @@ from numpy.typing import NDArray
 
 from gpushard.cli.files import final_and_part, unwritable
 from gpushard.errors import UnsupportedError
+from gpushard.options import MIB
+
+# Errors of a system, a file system or a sandbox that reserves no blocks.
+_CANNOT_RESERVE = {
+    *(errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM),
+}
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -57,7 +64,7 @@ class NpyFile:
         self._path, self._part = final_and_part(path)
         try:
             self._mapped = npy_format.open_memmap(self._part, "w+", stored, shape)
-            _allocate(self._part)
+            _allocate(self._part, self._mapped.offset)
         except OSError as error:
             self._drop()
             nbytes = prod(shape) * stored.itemsize
@@ -86,7 +93,21 @@ class NpyFile:
             self._part.unlink()
 
 
-def _allocate(path: Path) -> None:
-    """Reserve the file's blocks now; later a full disk would appear as SIGBUS."""
+def _allocate(path: Path, start: int) -> None:
+    """Reserve the file's blocks now; later a full disk would appear as SIGBUS.
+
+    The file has zeros from `start` on.
+    """
+    nbytes = path.stat().st_size
     with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            try:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            except OSError as error:
+                if error.errno not in _CANNOT_RESERVE:
+                    raise
+            else:
+                return
+        file.seek(start)
+        for at in range(start, nbytes, MIB):
+            file.write(bytes(min(MIB, nbytes - at)))
