@@ -8,7 +8,69 @@ import os
 import numpy as np
 import pytest
 
+import gpushard
 from gpushard.cli.npy import NpyFile
+from gpushard.stores import file_bytes, handles, local
+from gpushard.write_options import WriteOptions
+from gpushard.writing import in_place
+
+VALUES = np.random.default_rng(0).integers(0, 1 << 30, (64, 96)).astype("u4")
+MOST_NBYTES = 1000
+
+
+@pytest.fixture
+def array(tmp_path) -> gpushard.Array:
+    return gpushard.create_array(
+        tmp_path / "a",
+        shape=VALUES.shape,
+        dtype="u4",
+        chunks=(16, 24),
+        shards={"shape": (32, 48), "index_location": "start"},
+        compressors=None,
+    )
+
+
+def refusing(number: int, call, refuses):
+    def called(*given, **named):
+        if refuses(*given, **named):
+            raise OSError(number, os.strerror(number))
+        return call(*given, **named)
+
+    return called
+
+
+@pytest.fixture
+def macos_calls(monkeypatch):
+    """Calls that refuse to read or write much at once, and no `copy_file_range`."""
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    for module in (local, handles, file_bytes, in_place):
+        monkeypatch.setattr(module, "MOST_AT_ONCE_NBYTES", MOST_NBYTES)
+
+    def of_many(_, buffers, *__) -> bool:
+        return sum(memoryview(one).nbytes for one in buffers) > MOST_NBYTES
+
+    def of_one(_, data, *__) -> bool:
+        return memoryview(data).nbytes > MOST_NBYTES
+
+    for name, refuses in (("preadv", of_many), ("writev", of_many), ("pwrite", of_one)):
+        call = refusing(errno.EINVAL, getattr(os, name), refuses)
+        monkeypatch.setattr(os, name, call)
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "random_write"])
+def test_much_is_read_and_written_in_calls_of_a_bounded_size(
+    strategy, array, tmp_path, macos_calls
+):
+    """As macOS demands for 2 GiB."""
+    options = gpushard.Options(write=WriteOptions(strategy=strategy))
+    a = gpushard.open_array(tmp_path / "a", device="cpu", options=options)
+    want = VALUES.copy()
+    a[...] = want
+    assert np.array_equal(a[...], want)
+    for key in (np.s_[3:40, 5], np.s_[:32, :48], np.s_[10:20, 30:90]):
+        a[key] = want[key] = want[key] + 1
+        assert np.array_equal(a[...], want)
+    assert np.array_equal(a[17:19, 3:80:7], want[17:19, 3:80:7])
 
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.options import KIB, MIB
+from gpushard.stores.handles import MOST_AT_ONCE_NBYTES
 
 Bytes = NDArray[np.uint8]
 
@@ -47,7 +48,8 @@ class FileSlice:
         data = np.empty(len(self), np.uint8)
         left = memoryview(data)
         while left:
-            n_read = os.preadv(self.fd, [left], self.stop - len(left))
+            some = left[:MOST_AT_ONCE_NBYTES]
+            n_read = os.preadv(self.fd, [some], self.stop - len(left))
             if not n_read:
                 raise _became_shorter()
             left = left[n_read:]
@@ -181,9 +183,11 @@ def _write_buffers(fd: int, pieces: Sequence[Bytes]) -> None:
     left.reverse()
     while left:
         batch = left[: -_MOST_BUFFERS - 1 : -1]
+        if sum(map(len, batch)) > MOST_AT_ONCE_NBYTES:
+            batch = [batch[0][:MOST_AT_ONCE_NBYTES]]
         n_written = os.writev(fd, batch)
-        for piece in batch:
-            left.pop()
+        for _ in batch:
+            piece = left.pop()
             if n_written < len(piece):
                 left.append(piece[n_written:])
                 break

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gpushard.alone import Alone
 from gpushard.forks import after_fork
-from gpushard.options import KIB
+from gpushard.options import GIB, KIB
 from gpushard.stores.base import PassingVersion
 
 # Only Linux has both. Other systems are neither asked nor advised.
@@ -28,6 +28,9 @@ _ADVISED_NBYTES = 128 * KIB
 _SETTLED_NS = 20_000_000
 # Some note whole seconds (ext3, HFS+, many FUSE and NFS servers), FAT only even ones.
 _SECOND_NS, _COARSE_TICK_NS = 1_000_000_000, 2_000_000_000
+
+# macOS refuses to read or write 2**31 bytes or more in one call; Linux does a part.
+MOST_AT_ONCE_NBYTES = GIB
 
 FileVersion = tuple[int, int, int, int, int]
 """Identity of a file's bytes: device, inode, size, modification time and change time.
@@ -133,10 +136,11 @@ def read_rest(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int
     """Fill `data` after its first `n_bytes`; returns all bytes filled.
 
     The result is less than ``len(data)`` at the end of the file. One call reads at most
-    2**31 - 4096 bytes on Linux, and fewer if a signal arrives.
+    `MOST_AT_ONCE_NBYTES`, and fewer if a signal arrives.
     """
     while 0 < n_bytes < len(data):
-        n_more = os.preadv(fd, (data[n_bytes:],), start + n_bytes)
+        some = data[n_bytes : n_bytes + MOST_AT_ONCE_NBYTES]
+        n_more = os.preadv(fd, (some,), start + n_bytes)
         if n_more == 0:
             break
         n_bytes += n_more

@@ -25,6 +25,7 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
 from gpushard.stores.handles import (
+    MOST_AT_ONCE_NBYTES,
     FileHandle,
     FileVersion,
     HandleTable,
@@ -273,13 +274,15 @@ class LocalStore:
         handle = self.open_file(requests[0].key, requests[0].version)
         version = handle.version_to_read()
         size, fd, preadv = handle.nbytes, handle.fd, os.preadv
+        most = MOST_AT_ONCE_NBYTES
         answers: list[Fetched] = []
         is_torn = False
         try:
             for request in requests:
                 start, stop = request.within(size)
                 data = _memory_for(request, stop - start)
-                n_bytes = preadv(fd, (data,), start)
+                some = data if len(data) <= most else data[:most]
+                n_bytes = preadv(fd, (some,), start)
                 if n_bytes != len(data):
                     n_bytes = read_rest(fd, data, start, n_bytes)
                     is_torn |= n_bytes != len(data)
@@ -301,14 +304,15 @@ class LocalStore:
         """Bytes of a range, from the version of the file that the handle has open."""
         version, size = handle.version_to_read(), handle.nbytes
         start, stop = request.within(size)
-        n_wanted = stop - start
+        n_wanted, most = stop - start, MOST_AT_ONCE_NBYTES
         if request.into is None:  # not `_memory_for`: a small read counts its calls
             data = np.empty(n_wanted, np.uint8)
         else:
             data = request.into[:n_wanted]
             n_wanted = len(data)
         try:
-            n_bytes = os.preadv(handle.fd, (data,), start)
+            some = data if n_wanted <= most else data[:most]
+            n_bytes = os.preadv(handle.fd, (some,), start)
             if n_bytes != n_wanted:
                 n_bytes = read_rest(handle.fd, data, start, n_bytes)
             # Checked after the read, to notice a writer that overwrites in place.

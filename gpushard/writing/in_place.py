@@ -27,6 +27,7 @@ from gpushard.errors import CorruptShardError
 from gpushard.selecting.selection import Ints
 from gpushard.stores.file_bytes import Bytes, FileBytes
 from gpushard.stores.files import LockedFile
+from gpushard.stores.handles import MOST_AT_ONCE_NBYTES
 
 _HEAD = struct.Struct("<8sqq")
 """Magic number, size of the file (-1 if there was none), number of byte ranges."""
@@ -249,5 +250,5 @@ def _undo(file: LockedFile, note: _Note) -> None:
 def _write_at(fd: int, offset: int, data: Bytes) -> None:
     view = memoryview(data)
     while len(view):
-        n_written = os.pwrite(fd, view, offset)
+        n_written = os.pwrite(fd, view[:MOST_AT_ONCE_NBYTES], offset)
         view, offset = view[n_written:], offset + n_written
