@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpushard
 from gpushard.cli.npy import NpyFile
-from gpushard.stores import file_bytes, handles, local
+from gpushard.stores import directories, file_bytes, handles, local
 from gpushard.write_options import WriteOptions
 from gpushard.writing import in_place
 
@@ -71,6 +73,85 @@ def test_much_is_read_and_written_in_calls_of_a_bounded_size(
         a[key] = want[key] = want[key] + 1
         assert np.array_equal(a[...], want)
     assert np.array_equal(a[17:19, 3:80:7], want[17:19, 3:80:7])
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_write_does_without_syncing_directories_that_cannot_be_synced(
+    number, array, monkeypatch
+):
+    def is_directory(fd: int) -> bool:
+        return os.path.isdir(f"/proc/self/fd/{fd}")
+
+    monkeypatch.setattr(os, "fsync", refusing(number, os.fsync, is_directory))
+    array[...] = VALUES
+    array[5] = 1
+    assert np.array_equal(array[6:], VALUES[6:])
+
+
+def test_a_directory_that_fails_to_be_synced_is_an_error(array, monkeypatch):
+    fsync = refusing(
+        errno.EIO, os.fsync, lambda fd: os.path.isdir(f"/proc/self/fd/{fd}")
+    )
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(gpushard.StoreError, match=os.strerror(errno.EIO)):
+        array[...] = VALUES
+
+
+def test_a_write_ends_where_a_file_has_another_inode_at_each_look(
+    array, tmp_path, monkeypatch
+):
+    stat, n_looks = os.stat, iter(range(1_000_000))
+
+    def renumbered(path, **how):
+        found = stat(path, **how)
+        if not str(path).endswith(".lock"):
+            return found
+        return SimpleNamespace(st_ino=-next(n_looks), st_dev=found.st_dev)
+
+    monkeypatch.setattr(os, "stat", renumbered)
+    with pytest.raises(gpushard.StoreError, match="numbers a file anew"):
+        array[...] = VALUES
+    assert next(n_looks) <= 4 * directories._MOST_LOOKS  # one for each shard
+
+
+@pytest.fixture
+def other_spelling(array, tmp_path, monkeypatch) -> Path:
+    """The array by a name that the system spells differently, as on FAT."""
+    array[...] = VALUES
+    (tmp_path / "A").symlink_to(tmp_path / "a")
+    readlink = os.readlink
+
+    def spelled(path, **how) -> str:
+        found = readlink(path, **how)
+        if str(path).startswith("/proc/"):
+            return str(found).replace(f"{tmp_path}/a", f"{tmp_path}/A", 1)
+        return found
+
+    monkeypatch.setattr(os, "readlink", spelled)
+    return tmp_path / "a"
+
+
+def test_a_directory_that_the_system_spells_differently_is_read_and_written(
+    other_spelling,
+):
+    a = gpushard.open_array(other_spelling, device="cpu")
+    assert np.array_equal(a[...], VALUES)
+    a[3] = 7
+    assert np.array_equal(a[3], [7] * 96)
+    assert sorted(local.LocalStore(other_spelling).list_children("c")) == ["0", "1"]
+
+
+def test_another_directory_of_the_same_depth_is_outside(other_spelling, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1").write_bytes(b"secret")
+    shard = other_spelling / "c" / "1" / "1"
+    shard.unlink()
+    shard.symlink_to(tmp_path / "b" / "1")
+    a = gpushard.open_array(other_spelling, device="cpu")
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        a[...]
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        a[40, 50] = 1
 
 
 @pytest.mark.parametrize("refusal", [None, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])

@@ -19,12 +19,18 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
+from gpushard.errors import StoreError
 from gpushard.stores.file_locks import file_locks
 from gpushard.stores.handles import HandleTable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A fifo in the place of a file is refused. To open it could take for ever.
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+# Errors of a file system whose directories cannot be synced (CIFS, some FUSE servers).
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+# Looks at a lock file that has another inode each time, until that is an error.
+_MOST_LOOKS = 64
 
 PathCheck = Callable[[str], None]
 """Raises if a path without symbolic links leads out of the store."""
@@ -37,6 +43,25 @@ def path_of(fd: int, path: str) -> str:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return os.path.realpath(path)
+
+
+def is_in_directory(real: str, real_root: str) -> bool:
+    """Whether a path without symbolic links is that of a directory, or below it.
+
+    Some file systems take several spellings of a name (FAT, CIFS, ext4 with casefold).
+    Then `real` may begin with another spelling of that directory's path.
+    """
+    root = real_root.rstrip("/")
+    if real == root or real.startswith(f"{root}/"):
+        return True
+    above = "/".join(real.split("/")[: root.count("/") + 1])
+    if above.casefold() != root.casefold():
+        return False
+    try:
+        # Not where a link leads that has taken the directory's place.
+        return os.path.samestat(os.stat(above), os.lstat(root))
+    except (OSError, ValueError):
+        return False
 
 
 def is_below_itself(root: str, prefix: str, real: str) -> bool:
@@ -100,8 +125,12 @@ class Directory:
         os.replace(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def sync(self) -> None:
-        """Make the names in the directory durable."""
-        os.fsync(self.fd)
+        """Make the names in the directory durable, if the file system can."""
+        try:
+            os.fsync(self.fd)
+        except OSError as error:
+            if error.errno not in _CANNOT_SYNC:
+                raise
 
     def clear(self) -> None:
         """Remove everything in the directory, but nothing that links in it lead to."""
@@ -118,20 +147,32 @@ class Directory:
 
         False if another file has its name by then. Once it is in `taken`, the caller
         releases it, whatever comes in between.
+
+        Raises
+        ------
+        StoreError
+            The file system does not tell whether it is the same file.
         """
-        file = FileIO(name, "r+", opener=self._open_lock)
-        try:
-            file_locks.take(file)
+        for _ in range(_MOST_LOOKS):
+            file = FileIO(name, "r+", opener=self._open_lock)
+            try:
+                file_locks.take(file)
+                locked, status = os.fstat(file.fileno()), self.status(name)
+                if status is not None and os.path.samestat(locked, status):
+                    taken.append(file)
+                    return True
+                file_locks.release(file)
+            except BaseException:
+                file_locks.release(file)
+                raise
             # The last holder has unlinked it, and perhaps removed the directory too.
-            status = self.status(name)
-            if status is not None and os.path.samestat(os.fstat(file.fileno()), status):
-                taken.append(file)
-                return True
-            file_locks.release(file)
-        except BaseException:
-            file_locks.release(file)
-            raise
-        return False
+            if status is None or not locked.st_nlink:
+                return False
+        raise StoreError(
+            "the file system numbers a file anew each time it is looked at",
+            got=str(self.path / name),
+            hint="write to a file system whose inodes keep their numbers",
+        )
 
     def _open_lock(self, name: str, _: int) -> int:
         flags = os.O_RDWR | os.O_CREAT

@@ -22,6 +22,7 @@ from gpushard.errors import StoreError
 from gpushard.stores.directories import (
     Directory,
     PathCheck,
+    is_in_directory,
     make_directory,
     open_directory,
 )
@@ -334,7 +335,7 @@ class FileWriter:
         root = os.path.realpath(self._store.root)
 
         def refuse_outside(real: str) -> None:
-            if os.path.commonpath([root, real]) != root:
+            if not is_in_directory(real, root):
                 raise StoreError(
                     "a symbolic link leads out of the store's root",
                     shard_key=key,

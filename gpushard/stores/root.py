@@ -19,6 +19,7 @@ from gpushard.errors import NotFoundError, StoreError
 from gpushard.stores.directories import (
     entries_in,
     is_below_itself,
+    is_in_directory,
     listed_names,
     path_of,
 )
@@ -273,7 +274,7 @@ class StoreRoot:
             raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
 
     def _refuse_outside(self, key: str, real_path: str) -> None:
-        if (real_path + "/").startswith(self._real_prefix):
+        if is_in_directory(real_path, self._real_prefix):
             return
         self._refuse_if_gone(key)  # it may have been moved since the file was opened
         raise failure(
