@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +113,20 @@ def test_a_write_ends_where_a_file_has_another_inode_at_each_look(
     with pytest.raises(gpushard.StoreError, match="numbers a file anew"):
         array[...] = VALUES
     assert next(n_looks) <= 4 * directories._MOST_LOOKS  # one for each shard
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_write_to_a_file_system_without_locks_says_that_it_needs_them(
+    number, array, monkeypatch
+):
+    """As NFS without its daemon, Lustre by default, and some FUSE servers."""
+    array[...] = VALUES
+    refused = refusing(number, fcntl.flock, lambda *_: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refused)
+        with pytest.raises(gpushard.StoreError, match="has locks \\(flock\\)"):
+            array[3] = 1
+    assert np.array_equal(array[...], VALUES)
 
 
 @pytest.fixture

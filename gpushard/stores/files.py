@@ -41,6 +41,10 @@ _UNFINISHED = (_NEW, _NEW_UNDO)
 _HINTS = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "close other programs that hold many files open",
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+        "write to a file system that has locks (flock), or mount it with them",
+    ),
 }
 _NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
 
