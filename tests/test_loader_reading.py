@@ -18,7 +18,7 @@ from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.stop_flag import StopFlag
-from loader_data import IMAGES, N, images, stored
+from loader_data import IMAGES, N, handed_out, images, stored
 
 
 def test_the_next_read_is_planned_while_one_is_read(monkeypatch):
@@ -314,3 +314,50 @@ def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeyp
     options = {"batch_size": 4, "on_error": "skip"}
     assert not list(Loader(damaged, sampler=[4, 5, 6, 7], **options))
     assert tried == [[4, 5, 6, 7], []]
+
+
+@pytest.mark.parametrize("order", [{}, {"shuffle": True}])
+@pytest.mark.parametrize("lost", [(), (9, 40, 41, 102)])
+def test_samples_that_only_small_reads_give_are_not_left_out(order, lost, monkeypatch):
+    """As of a store that fails now and then: many requests never succeed together."""
+    options = {"batch_size": 8, "return_index": True, **order}
+    whole = handed_out(Loader(images(), **options))
+    done, n_large = reading.Reader._finish, []
+
+    def finish(reader, read):
+        if np.isin(read.samples, lost).any():
+            raise gpushard.CorruptShardError("damaged")
+        if len(read.samples) > 20:
+            n_large.append(len(read.samples))
+            raise gpushard.StoreError("the server is busy")
+        return done(reader, read)
+
+    monkeypatch.setattr(reading.Reader, "_finish", finish)
+    monkeypatch.setattr(reading, "_PAUSES", (0.01,))
+    rows = gpushard.Ragged(images(), np.arange(N + 1))
+    loader = Loader((images(), rows), on_error="skip", **options)
+    seen = []
+    for (batch, texts), index in loader:
+        assert np.array_equal(batch, IMAGES[index])
+        assert np.array_equal(np.concatenate(texts), IMAGES[index])
+        seen.append(index.tolist())
+    assert n_large
+    assert seen == [[i for i in batch if i not in lost] for batch in whole]
+    assert loader.stats()["samples_skipped"] == len(lost)
+
+
+def test_a_sample_that_is_damaged_each_second_time_is_left_out(monkeypatch):
+    done, was_read = reading.Reader._finish, [False]
+
+    def finish(reader, read):
+        if 7 in read.samples:
+            was_read[0] = len(read.samples) == 1 and not was_read[0]
+            if not was_read[0]:
+                raise gpushard.CorruptShardError("damaged")
+        return done(reader, read)
+
+    monkeypatch.setattr(reading.Reader, "_finish", finish)
+    options = {"batch_size": 8, "return_index": True, "on_error": "skip"}
+    arrays = {"x": images(), "y": images()}
+    seen = [i for b in Loader(arrays, **options) for i in b["index"].tolist()]
+    assert seen == [i for i in range(N) if i != 7]

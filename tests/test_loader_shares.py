@@ -19,8 +19,8 @@ from gpushard.errors import OptionError
 from gpushard.layout import GridAxis
 from gpushard.loader.order import Shuffling
 from gpushard.loader.ranks import find_ranks
-from gpushard.loader.reading import load_end
 from gpushard.loader.shares import Share
+from gpushard.loader.sizes import load_end
 from loader_data import N, labels
 
 sizes = {

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import gpushard
-from gpushard.loader.reading import Incidents, Reader
+from gpushard.loader.loads import Incidents
+from gpushard.loader.reading import Reader
 from gpushard.stop_flag import StopFlag, enter, leave
 from range_server import RangeServer
 from small_array import write_values

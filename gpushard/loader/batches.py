@@ -13,7 +13,7 @@ import numpy as np
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.data_types import is_small_float
 from gpushard.loader.fields import Field, SampleRows, concatenated
-from gpushard.loader.reading import Load
+from gpushard.loader.loads import Load
 from gpushard.loader.shares import Share
 from gpushard.selecting.selection import Ints
 

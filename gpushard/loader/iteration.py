@@ -10,10 +10,11 @@ from itertools import chain
 from typing import Any
 
 from gpushard.loader.batches import Batch, batches_by_load
+from gpushard.loader.loads import PlannedLoad
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.prefetch import Prefetched, WaitStats
-from gpushard.loader.reading import PlannedLoad, Reader
+from gpushard.loader.reading import Reader
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Share
 from gpushard.loader.state import Standing

@@ -22,21 +22,20 @@ from gpushard.errors import (
     StoreError,
     WindowMovedError,
 )
-from gpushard.fetching.job import Job
 from gpushard.layout import GridAxis
 from gpushard.loader.blame import name_samples, samples_about
-from gpushard.loader.fields import Field, Finish, SampleRows
+from gpushard.loader.fields import Field, SampleRows, concatenated
+from gpushard.loader.loads import Incidents, Load, PlannedLoad
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
-from gpushard.loader.sizes import load_nbytes, load_samples, whole_batches
+from gpushard.loader.sizes import load_end, load_nbytes, load_samples, whole_batches
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
 from gpushard.reading.read import Prepared, finish, prepare, run, start_early
 from gpushard.selecting.selection import Ints
 from gpushard.stop_flag import StopFlag
-from gpushard.workers import StartedTasks
 
 OnError = Literal["raise", "skip"]
 
@@ -50,70 +49,6 @@ _SLOW_S = 1.0
 # Loads grow by this factor, from a small first one. A load of samples that differ in
 # length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
-
-
-@dataclass(slots=True)
-class Load:
-    """Result of one fused read.
-
-    Attributes
-    ----------
-    start
-        First turn of the rank in this load.
-    kept
-        bool, shape (n_turns,): which turns have a sample that could be read.
-    samples
-        int64, shape (n_kept,).
-    arrays
-        One array for each field, of shape (n_kept, *sample_shape).
-    """
-
-    start: int
-    kept: NDArray[np.bool_]
-    samples: Ints
-    arrays: list[SampleRows]
-
-    @property
-    def stop(self) -> int:
-        """One past the last turn in this load."""
-        return self.start + len(self.kept)
-
-
-@dataclass(slots=True)
-class PlannedLoad:
-    """A fused read that was planned, or that was begun.
-
-    Attributes
-    ----------
-    start
-        First turn of the rank in this read.
-    samples
-        int64, shape (n_turns,).
-    jobs, finishers
-        Jobs of the read, and the functions for their results.
-    prepared
-        The jobs, ready to run; None if they are not ready yet.
-    early
-        Work on the jobs that other threads do once they are free.
-    error
-        Error that ended the read before it was waited for.
-    """
-
-    start: int
-    samples: Ints
-    jobs: list[Job] = field(default_factory=list[Job])
-    finishers: list[Finish] = field(default_factory=list[Finish])
-    prepared: Prepared | None = None
-    early: StartedTasks | None = None
-    error: GpushardError | None = None
-
-
-@dataclass
-class Incidents:
-    """Failures that were handled: reads that were repeated, samples left out."""
-
-    n_retries: int = 0
-    n_skipped: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +174,34 @@ class Reader:
         except (CorruptShardError, StoreError):
             if self.on_error == "raise":
                 raise
-        kept = self._readable(samples)
+        kept, arrays = self._left(samples, _PAUSES)
         self.incidents.n_skipped += int(len(kept) - kept.sum())
-        samples = samples[kept]
-        arrays = self._read(self._begin_again(start, samples), _PAUSES)
-        return Load(start, kept, samples, arrays)
+        return Load(start, kept, samples[kept], arrays)
+
+    def _left(
+        self, samples: Ints, pauses: Sequence[float]
+    ) -> tuple[NDArray[np.bool_], list[SampleRows]]:
+        """Which samples can be read, bool, shape (n_samples,); and these, by field.
+
+        What can be read in groups may fail together: of a store that fails now and
+        then, a read of many requests never succeeds. Its halves are then read.
+        """
+        kept = self._readable(samples)
+        left = samples[kept]
+        try:
+            return kept, self._read(self._begin_again(0, left), pauses)
+        except (CorruptShardError, StoreError):
+            if not len(left):
+                raise
+        middle = len(left) // 2
+        if not middle:
+            return np.zeros_like(kept), self._read(self._begin_again(0, left[:0]), ())
+        at_once = (0.0,) * len(_PAUSES)
+        parts = (left[:middle], left[middle:])
+        halves = [self._left(part, at_once) for part in parts]
+        kept[kept] = np.concatenate([is_left for is_left, _ in halves])
+        by_field = zip(*(arrays for _, arrays in halves), strict=True)
+        return kept, [concatenated(pair) for pair in by_field]
 
     def _read(self, read: PlannedLoad, pauses: Sequence[float]) -> list[SampleRows]:
         """One array for each field; a failed read is repeated after each pause."""
@@ -387,14 +345,3 @@ class Reader:
         # `cell` is where samples begin, not where the rows ahead of them lie.
         is_aligned = len(self.fields) == 1 and first.is_row_wise and not first.cut.lead
         return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
-
-
-def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
-    """Turn at which a load from `start` ends: at least one turn, about `n_wanted`."""
-    wanted = share.positions(start, min(start + n_wanted, share.n_turns))
-    # Samples that pad a share begin at position 0 again; then the rest is wanted.
-    is_rest = start + n_wanted >= share.n_turns or np.any(wanted[1:] < wanted[:-1])
-    position = share.n if is_rest else int(wanted[-1]) + 1
-    while (stop := share.n_before(order.cut(position))) <= start:
-        position = order.cut(position) + 1
-    return stop

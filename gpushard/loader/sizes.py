@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import expm1
 
+import numpy as np
+
 from gpushard.loader.fields import Field
+from gpushard.loader.order import Order
+from gpushard.loader.shares import Share
 from gpushard.options import GIB, KIB
 
 # Most entries of a load in columns; each entry takes up to 100 bytes.
@@ -112,3 +116,14 @@ def whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
     """
     n = n_wanted - (start + n_wanted) % batch_size
     return n if n >= batch_size else n_wanted
+
+
+def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
+    """Turn at which a load from `start` ends: at least one turn, about `n_wanted`."""
+    wanted = share.positions(start, min(start + n_wanted, share.n_turns))
+    # Samples that pad a share begin at position 0 again; then the rest is wanted.
+    is_rest = start + n_wanted >= share.n_turns or np.any(wanted[1:] < wanted[:-1])
+    position = share.n if is_rest else int(wanted[-1]) + 1
+    while (stop := share.n_before(order.cut(position))) <= start:
+        position = order.cut(position) + 1
+    return stop

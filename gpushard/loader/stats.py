@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpushard.loader.fields import Field
+from gpushard.loader.loads import Incidents
 from gpushard.loader.prefetch import WaitStats
-from gpushard.loader.reading import Incidents
 
 
 @dataclass
