@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import pytest
 
 from gpushard import Loader, OptionError
 from gpushard.fetching.job import Job
-from gpushard.loader import prefetch
+from gpushard.loader import prefetch, reading
 from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.stop_flag import StopFlag
-from loader_data import images
+from loader_data import N, images
 
 NOTHING: Any = None
 
@@ -227,3 +230,49 @@ def test_a_program_ends_after_the_batch_that_is_being_transformed(way):
 
 def test_a_program_does_not_wait_for_a_transform_that_takes_very_long():
     assert said_at_the_end("endless") == (0, "", "")
+
+
+class Trainer:
+    """It has an iteration, whose loader has functions of it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.n_changed = 0
+        given = {name: getattr(self, name) for name in ("transform", "sampler")}
+        own = {name: given[name] for name in options.pop("own")}
+        self.batches = iter(Loader(images(), batch_size=4, **own, **options))
+        next(self.batches)
+
+    def transform(self, batch: Any) -> Any:
+        self.n_changed += 1
+        return batch
+
+    def sampler(self, epoch: int) -> Any:
+        return np.arange(epoch, N)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"own": ["transform"]},
+        {"own": ["sampler"]},
+        {"own": ["transform", "sampler"]},
+        {"own": ["transform"], "epochs": 9, "shuffle": True},
+        {"own": ["transform"], "prefetch_factor": 0},
+    ],
+)
+@pytest.mark.parametrize("load_nbytes", [1, reading.LOAD_NBYTES])
+def test_a_forgotten_iteration_whose_loader_leads_to_it_ends(
+    options, load_nbytes, monkeypatch
+):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", load_nbytes)
+    before = set(threading.enumerate())
+    trainer = ref(Trainer({**options}))
+    deadline = time.monotonic() + 20
+    while trainer() is not None and time.monotonic() < deadline:
+        gc.collect()  # again: a thread that makes a batch has a reference to it
+        time.sleep(0.01)
+    assert trainer() is None
+    for thread in set(threading.enumerate()) - before:
+        if thread.name == "gpushard-loader":
+            thread.join(20)
+            assert not thread.is_alive()

@@ -6,8 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
+from weakref import ref
 
 from gpushard.loader.batches import Batch, batches_by_load
 from gpushard.loader.loads import PlannedLoad
@@ -50,7 +52,11 @@ class Epochs:
     def __init__(
         self, settings: Settings, place: Place, standing: Standing, progress: Progress
     ) -> None:
-        self._settings = settings
+        # What threads have in hand is never dropped before they end. So they have no
+        # function of the caller's, which may lead to the iteration: no transform, and
+        # no sampler, with which nothing is read on.
+        reads_on = settings.reads_on_into(standing.epoch + 1)
+        self._later = replace(settings, transform=None) if reads_on else None
         self._epoch = standing.epoch
         # Whether the last load of the current epoch was taken.
         self._is_at_end = False
@@ -70,7 +76,7 @@ class Epochs:
             incidents=progress.incidents,
             n_under_way=place.n_under_way if settings.n_ahead else 0,
         )
-        plans = _plans(reader, settings, standing, order, share)
+        plans = _plans(reader, self._later, standing, order, share)
         n_plans = place.n_planned if settings.n_ahead else 0
         loads = reader.loads(self._ahead(plans, n_plans, WaitStats()))
         waits = WaitStats() if settings.n_finished_ahead else progress.waits
@@ -119,7 +125,8 @@ class Epochs:
             self._is_at_end
             and not self._stop.is_set()
             and standing == Standing(self._epoch + 1, 0)
-            and self._settings.reads_on_into(self._epoch + 1)
+            and self._later is not None
+            and self._later.reads_on_into(self._epoch + 1)
             and self._pid == os.getpid()
         )
 
@@ -132,23 +139,37 @@ class Epochs:
 
 
 def _plans(
-    reader: Reader, settings: Settings, standing: Standing, order: Order, share: Share
+    reader: Reader,
+    later: Settings | None,
+    standing: Standing,
+    order: Order,
+    share: Share,
 ) -> Iterator[PlannedLoad]:
-    """Reads of an epoch from a step on, and of the epochs that are read on into."""
+    """Reads of an epoch from a step on, and of the epochs that are read on into.
+
+    `later` has the settings of these epochs; None if there are none.
+    """
     start = share.turns(standing.step)[0]
     yield from reader.plans(order, share, start)
     epoch = standing.epoch + 1
     # An epoch without a load would end where the next one does.
-    while start < share.n_turns and settings.reads_on_into(epoch):
-        order = settings.shuffling.order(epoch)
+    while later and start < share.n_turns and later.reads_on_into(epoch):
+        order = later.shuffling.order(epoch)
         yield from reader.plans(order, share, 0, is_awaited=False)
         epoch += 1
 
 
 class Pass:
-    """One pass over an epoch, with a thread that finishes batches."""
+    """One pass over an epoch, with a thread that finishes batches.
+
+    Attributes
+    ----------
+    finish
+        What finishes a batch in the thread; None if no thread does.
+    """
 
     def __init__(self, epochs: Epochs) -> None:
+        self.finish: Callable[[Batch], tuple[Batch, Any]] | None = None
         self._epochs: Epochs | None = epochs
         self._stages: list[Prefetched[Any]] = []
 
@@ -170,9 +191,11 @@ class Pass:
         if epochs is None:  # another thread closed it
             return iter(())
         epochs.begin_epoch()
-        finished = map(finish, chain.from_iterable(epochs.loads()))
+        batches = chain.from_iterable(epochs.loads())
         if not depth:
-            return finished
+            return map(finish, batches)
+        self.finish = finish
+        finished = _finished(batches, ref(self))
         stage = Prefetched(finished, depth, StopFlag(), waits)
         # Listed before its thread runs, as an interrupt may come at any moment.
         self._stages.append(stage)
@@ -194,6 +217,24 @@ class Pass:
     def close(self, *, joins: bool = False) -> None:
         """End the threads of the pass; see `end`."""
         end(self._epochs, self._stages, joins=joins)
+
+
+def _finished(
+    batches: Iterator[Batch], owner: ref[Pass]
+) -> Iterator[tuple[Batch, Any]]:
+    """Batches, finished as their pass says, while it is there.
+
+    The thread that runs this waits without a reference to the pass or its function. A
+    transform may lead to the iteration, such as a method of what has both.
+    """
+    for batch in batches:
+        current = owner()
+        if current is None or current.finish is None:
+            return
+        handed = [current.finish(batch)]
+        # Keeping the batch would keep its load.
+        del batch, current
+        yield handed.pop()
 
 
 def end(
