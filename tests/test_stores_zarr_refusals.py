@@ -262,3 +262,30 @@ def test_icechunk_stores_are_read_and_written():
     session.commit("the rest")
     after = repo.readonly_session("main").store
     assert_same_bits(gpushard.open_array(after, "z")[...], values)
+
+
+class MutedError(OSError):
+    """Its message cannot be made: a defect, as a class may have that formats it."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no such field")
+
+
+class MutedExit(SystemExit):
+    __str__ = MutedError.__str__
+
+
+@pytest.mark.parametrize("kind", [MutedError, MutedExit, TimeoutError])
+def test_a_failure_without_a_message_is_told_by_its_name(kind, monkeypatch):
+    async def fail(*_: Any) -> Any:
+        raise kind
+
+    store = filled(Strict)
+    a = gpushard.open_array(store, path="sharded")
+    monkeypatch.setattr(Strict, "get", fail)
+    with pytest.raises(StoreError, match=rf": {kind.__name__} \("):
+        a[...]
+    b = gpushard.Loader(a, batch_size=4, on_error="skip")
+    monkeypatch.setattr("gpushard.loader.reading._PAUSES", ())
+    assert list(b) == []
+    assert b.stats()["samples_skipped"] == 20

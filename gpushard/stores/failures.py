@@ -77,19 +77,29 @@ def without_credentials(text: str) -> str:
     return _USER_INFO.sub("", text)
 
 
-def first_line_of(error: Exception) -> str:
+def first_line_of(error: BaseException) -> str:
     """First line of a library's error message; the error's name if that is empty.
 
-    Further lines repeat the message in the form in which Rust prints structures.
+    Further lines repeat the message in the form in which Rust prints structures. An
+    error whose message cannot be made, by a defect of its class, has none.
     """
-    why = without_credentials(str(error).strip().split("\n")[0])
+    try:
+        why = without_credentials(str(error).strip().split("\n")[0])
+    except Exception:  # noqa: BLE001  the error itself is the telling one
+        why = ""
     return why or type(error).__name__
+
+
+def told(error: BaseException) -> str:
+    """Name of a library's error, and the first line of its message if it has one."""
+    name, why = type(error).__name__, first_line_of(error)
+    return name if why == name else f"{name}: {why}"
 
 
 def failed_write(url: str, key: str, error: Exception) -> StoreError:
     """Error for a write that failed with `error`."""
     return StoreError(
-        f"cannot write {key!r}: {type(error).__name__}: {first_line_of(error)}",
+        f"cannot write {key!r}: {told(error)}",
         store_url=url,
         hint="check the store, its settings and your rights",
     )

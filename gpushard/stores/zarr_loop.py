@@ -9,6 +9,7 @@ from typing import Any
 from gpushard.errors import StoreError
 from gpushard.stop_flag import flag_here
 from gpushard.stores.event_loops import Result, Work, result_in
+from gpushard.stores.failures import told
 from gpushard.zarr_thread import running_loop
 
 
@@ -73,7 +74,7 @@ async def without_exits(coroutine: Coroutine[Any, Any, Result]) -> Result:
         raise  # the two last ones end coroutines, here and in the loop
     except BaseException as error:
         raise StoreError(
-            f"the zarr store gave up: {type(error).__name__}: {error}",
+            f"the zarr store gave up: {told(error)}",
             hint="see what the store calls; it must not exit from where it is called",
         ) from error
 

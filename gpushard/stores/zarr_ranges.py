@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
-from gpushard.stores.failures import failure, without_credentials
+from gpushard.stores.failures import failure, told, without_credentials
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -150,8 +150,7 @@ class ZarrObjects:
         return failure(
             self.url,
             key,
-            # Lines after the first are meant for developers of those libraries.
-            without_credentials(f"{type(error).__name__}: {error}".split("\n")[0]),
+            told(error),
             hint="check the store and what is behind it",
         )
 

@@ -20,7 +20,7 @@ from gpushard.forks import after_fork
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
-from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.failures import refuse_unsafe_key, told
 from gpushard.stores.root import absolute
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
 from gpushard.stores.zarr_loop import run_in_loop, run_without_loop, without_exits
@@ -211,7 +211,7 @@ class ZarrStore:
             await self.zarr_store._ensure_open()  # noqa: SLF001
         except Exception as error:
             raise StoreError(
-                f"cannot open {self.url}: {type(error).__name__}: {error}",
+                f"cannot open {self.url}: {told(error)}",
                 hint="check the store and what is behind it",
             ) from error
 
