@@ -11,9 +11,11 @@ import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from gpushard.fused import loading, machine_code
+import gpushard
+from gpushard.fused import choice, loading, machine_code
 from gpushard.fused.elf import MachineCode
 
 ROOT = Path(__file__).parents[1]
@@ -183,3 +185,27 @@ def test_the_loops_are_not_compiled_for_cpus_of_the_other_byte_order(monkeypatch
     monkeypatch.setattr(sys, "byteorder", "big")
     with pytest.raises(ImportError, match="little-endian"):
         loading.import_numba()
+
+
+def test_where_numba_cannot_compile_the_loops_reads_go_on_without(
+    tmp_path, monkeypatch
+):
+    errors = pytest.importorskip("numba.core.errors", reason="`fast` is not installed")
+    compiling = pytest.importorskip("gpushard.fused.compiling")
+
+    def failing(stamp, *, keeps):
+        raise errors.LoweringError("no such instruction\non this CPU")
+
+    monkeypatch.setattr(compiling, "compiled", failing)
+    monkeypatch.setattr(loading, "load_ready", lambda: None)
+    with pytest.raises(ImportError, match=r"compile the loops \(LoweringError"):
+        loading.load()
+    for name, value in (("_loaded", []), ("_compiler", SimpleNamespace(wait=int))):
+        monkeypatch.setattr(choice, name, value)
+    monkeypatch.setattr(choice, "_ready_loops", lambda: None)
+    a = gpushard.create_array(tmp_path, shape=(64,), dtype="i4", shards=64, chunks=8)
+    a[...] = np.arange(64)
+    options = gpushard.Options(compile_nbytes=0, small_read_chunks=0)
+    read = gpushard.open_array(tmp_path, options=options)
+    assert read[...].tolist() == list(range(64))
+    assert choice._loaded == [None]

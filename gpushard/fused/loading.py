@@ -250,6 +250,11 @@ def load() -> CompiledLoops | None:
 
     None if the system runs no code that this process has written: numba would not
     notice that.
+
+    Raises
+    ------
+    ImportError
+        There is no compiler, or it cannot compile them here.
     """
     return load_ready() or (_compile() if machine_code.may_run() else None)
 
@@ -282,7 +287,24 @@ def import_numba() -> None:
 
 
 def _compile() -> CompiledLoops:
+    """The loops by numba.
+
+    Raises
+    ------
+    ImportError
+        As by `import_numba`; or numba cannot compile them, as it may be with a CPU, or
+        a version of itself, that nobody has tried.
+    """
     import_numba()
+    numba_errors = import_module("numba.core.errors")
+    try:
+        return _compile_by_numba()
+    except (numba_errors.NumbaError, NotImplementedError) as error:
+        name = type(error).__name__
+        raise ImportError(f"numba cannot compile the loops ({name})") from error
+
+
+def _compile_by_numba() -> CompiledLoops:
     from gpushard.fused import compiling
 
     if kept_code.kept_file() is None:
