@@ -14,6 +14,7 @@ from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
+from gpushard.hierarchies import documents
 from gpushard.options import Options
 from gpushard.stores.resolve import resolve
 from gpushard.stores.writers import writer_of
@@ -362,3 +363,22 @@ def test_a_broken_document_above_is_no_array(tmp_path):
     a = gpushard.create_array(tmp_path, "a", **PLAIN)
     a[0, 0] = 1
     assert a[0, 0] == 1
+
+
+def test_what_may_be_in_the_way_is_asked_for_in_few_batches(monkeypatch):
+    """Over a network each batch waits once, whatever the number of documents."""
+    asked, batches = documents.asked, []
+
+    def noting(store, requests):
+        batches.append({request.key for request in requests})
+        return asked(store, requests)
+
+    monkeypatch.setattr(documents, "asked", noting)
+    gpushard.create_array(MemoryStore(), "a/b", **PLAIN)
+    names = ("zarr.json", ".zarray", ".zgroup")
+    above = [f"{place}{name}" for place in ("", "a/") for name in names]
+    assert batches == [
+        {key for key in above if not key.endswith(".zgroup")},  # an array above it
+        {f"a/b/{name}" for name in names},
+        set(above),  # groups that exist
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -145,6 +145,13 @@ def read_documents(
         except GpushardError as error:
             broken[key] = error
     return found, broken
+
+
+def existing(store: Store, keys: Sequence[str]) -> set[str]:
+    """Those of a few keys at which something lies, asked for in one batch."""
+    requests = [ByteRequest(key, max_nbytes=_USUAL_NBYTES) for key in keys]
+    answers = asked(store, requests)
+    return {k for k, answer in zip(keys, answers, strict=True) if answer is not None}
 
 
 def _safe(

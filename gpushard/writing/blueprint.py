@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -27,6 +27,7 @@ from gpushard.hierarchies.documents import (
     V2_GROUP,
     V3_DOCUMENT,
     decode_document,
+    existing,
     join,
     read_documents,
 )
@@ -159,18 +160,24 @@ def put_groups_above(
         Name and contents of a group's document.
     """
     name, document = group
-    while place:
-        place = place.rpartition("/")[0]
-        if not _is_occupied(store, plain_keys(place)):
+    above = _places_above(place)
+    taken = existing(store, [key for at in above for key in plain_keys(at)])
+    for at in reversed(above):
+        if taken.isdisjoint(plain_keys(at)):
             pieces = [np.frombuffer(document, np.uint8)]
-            writer_of(store).create(join(place, name), pieces)
+            writer_of(store).create(join(at, name), pieces)
+
+
+def _places_above(place: str) -> list[str]:
+    """Places above a place, from the root on."""
+    parts = place.split("/") if place else []
+    return ["/".join(parts[:n]) for n in range(len(parts))]
 
 
 def refuse_below_array(store: Store, place: str) -> None:
     """Refuse a place below an array; broken documents above it refuse nothing."""
-    parts = place.split("/") if place else []
-    above = ["/".join(parts[:n]) for n in range(len(parts))]
-    keys = [join(path, name) for path in above for name in (V3_DOCUMENT, V2_ARRAY)]
+    documents = (V3_DOCUMENT, V2_ARRAY)
+    keys = [join(at, name) for at in _places_above(place) for name in documents]
     for key, document in read_documents(store, keys)[0].items():
         path, _, name = key.rpartition("/")
         if name == V2_ARRAY or document.get("node_type") == "array":
@@ -181,14 +188,10 @@ def refuse_below_array(store: Store, place: str) -> None:
             )
 
 
-def refuse_occupied(store: Store, keys: Iterable[str]) -> None:
+def refuse_occupied(store: Store, keys: Sequence[str]) -> None:
     """Refuse a place where an array or group has one of these documents."""
-    if _is_occupied(store, keys):
+    if existing(store, keys):
         raise _occupied()
-
-
-def _is_occupied(store: Store, keys: Iterable[str]) -> bool:
-    return any(store.get(key) is not None for key in keys)
 
 
 def _occupied() -> OptionError:
