@@ -7,11 +7,13 @@ each `max_request_nbytes` of payload begun.
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
@@ -124,6 +126,40 @@ def test_of_a_zarr_store_every_4_mib_of_payload_are_one_request(
     # It may be far away. zarr stores tell no versions: an index is read each time.
     n = 1 + n_payload(payload_mib)
     assert n_asked(a, store.take, payload_mib) == [n, n]
+
+
+class Crowd:
+    """Holds requests for objects back until so many are under way."""
+
+    def __init__(self, n_wanted):
+        self._n_wanted, self._is_crowded = n_wanted, threading.Event()
+        self._lock = threading.Lock()
+        self.n = self.n_at_once = 0
+
+    def join(self, _, key):
+        if key == "zarr.json":
+            return
+        with self._lock:
+            self.n += 1
+            self.n_at_once = max(self.n_at_once, self.n)
+            if self.n == self._n_wanted:
+                self._is_crowded.set()
+        self._is_crowded.wait(2)
+        with self._lock:
+            self.n -= 1
+
+
+@pytest.mark.network
+def test_small_shards_are_fetched_as_many_at_a_time_as_the_network_bears(tmp_path):
+    values = np.arange(128 * 16 * KIB, dtype="f4").reshape(128, -1)
+    chunks = {"chunks": (1, 2 * KIB), "shards": (1, 16 * KIB)}
+    zarr.create_array(tmp_path / "a", data=values, compressors=None, **chunks)
+    crowd = Crowd(32)
+    with RangeServer(tmp_path / "a", before_answer=crowd.join) as server:
+        a = gpushard.open_array(server.url, options=Options(**PLAIN))
+        assert np.array_equal(a[...], values)
+        assert server.count(method="GET") == 1 + 128
+    assert crowd.n_at_once >= 32
 
 
 @pytest.mark.parametrize("threads", [1, 2, 64])

@@ -25,6 +25,7 @@ from gpushard.memory.chunk_room import usual_stored
 from gpushard.memory.freed import decode_in_turn
 from gpushard.memory.known import IndexCache
 from gpushard.memory.turns import turns
+from gpushard.options import KIB
 from gpushard.planning.blocks import Block
 from gpushard.reading.ranges import range_tasks
 from gpushard.report import Tally
@@ -39,6 +40,8 @@ Coordinate = tuple[int, ...]
 # A shard is fetched whole if its decoded elements take at most 7/8 of what may be
 # fetched: compressors and indexes add less than the remaining 1/8.
 _LITTLE_LESS = 7
+# A shard may have gaps of its own size, or of this one, and still be fetched whole.
+_LEAST_GAPS_NBYTES = 64 * KIB
 
 
 def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
@@ -200,10 +203,25 @@ def most_fetched(
     most, layout = largest_object(source, coordinate), source.layout
     if layout.levels and not layout.object_codecs:
         # If a shard is larger, only its wanted ranges are read.
+        most = min(most, _usual_shard(source, coordinate))
         return min(most, source.room.most_fetched_nbytes)
     if is_usual and not layout.levels:
         most = min(most, usual_stored(_shard_nbytes(source, coordinate)))
     return max(0, min(most, _most_stored(source)))
+
+
+def _usual_shard(source: Source, coordinate: Coordinate) -> int:
+    """Largest size to expect of a shard that can also be read in ranges.
+
+    What may come counts as if it came. With gaps as for a large shard, small ones could
+    not be fetched side by side.
+    """
+    if source.layout.dtype.kind in "OT":
+        return source.options.max_chunk_nbytes
+    nbytes = _shard_nbytes(source, coordinate)
+    entries = prod(source.chunks_per_shard(coordinate, 0))
+    index_nbytes = source.layout.levels[0].index_nbytes(entries)
+    return usual_stored(nbytes) + max(nbytes, _LEAST_GAPS_NBYTES) + index_nbytes
 
 
 def _most_stored(source: Source) -> int:
