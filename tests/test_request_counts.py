@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ShardingCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
@@ -211,6 +212,22 @@ def test_gaps_are_read_over_once_more_requests_would_wait(
     read = a.oindex[rows]
     assert read[:, 0].tolist() == [i % 251 + 1 for i in rows.tolist()]
     assert len(store.take()) == n_expected
+
+
+def test_indexes_of_nested_shards_are_fetched_without_what_lies_between(tmp_path):
+    """Eight nested shards, each of eight inner chunks and an index of 132 bytes."""
+    values = np.repeat(np.arange(1, 9, dtype="u1")[:, None], CHUNK_NBYTES, 1)
+    inner = ShardingCodec(chunk_shape=(1, CHUNK_NBYTES // 8))
+    outer = ShardingCodec(chunk_shape=(1, CHUNK_NBYTES), codecs=[inner])
+    how = {"chunks": values.shape, "serializer": outer, "compressors": None}
+    zarr.create_array(tmp_path / "a", data=values, **how)
+    store = CountingStore(LocalStore(tmp_path / "a"), IDLE_COSTS)
+    a = gpushard.open_array(store, options=Options(**PLAIN))
+    store.take()
+    assert np.array_equal(a[:, :1], values[:, :1])
+    _, *others = store.take()
+    sizes = [stop - start for _, start, stop in others]
+    assert sorted(sizes) == [1] * 8 + [8 * 16 + 4] * 8
 
 
 @pytest.mark.parametrize("most", [MIB, 3 * MIB, 2**62])

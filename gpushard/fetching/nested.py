@@ -21,7 +21,7 @@ from gpushard.fetching.fetch import (
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.pages import pages_if_any
 from gpushard.options import MIB
-from gpushard.planning.coalesce import coalesce, cut_batches
+from gpushard.planning.coalesce import coalesce_for, cut_batches
 from gpushard.planning.index import ShardIndex
 from gpushard.report import Tally
 from gpushard.source import Source
@@ -159,14 +159,9 @@ def _read_ranges(
     room = max(1, source.options.memory_limit // _SHARE)
     if costs.reads_in_shares:
         room = min(room, _CACHED_NBYTES)
-    requests = coalesce(
-        np.array(parent, np.int64),
-        starts,
-        stops,
-        gap_nbytes=costs.gap_nbytes,
-        max_request_nbytes=max(1, min(costs.max_request_nbytes, room // _REQUESTS)),
-        is_bound=costs.bounds_requests,
-    )
+    most_nbytes = max(1, min(costs.max_request_nbytes, room // _REQUESTS))
+    among = np.array(parent, np.int64)
+    requests = coalesce_for(costs, among, starts, stops, most_nbytes)
     byte_requests: list[ByteRequest] = []
     columns = (requests.source, requests.start, requests.stop)
     for p, first, last in zip(*(c.tolist() for c in columns), strict=True):

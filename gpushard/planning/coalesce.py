@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.selecting.selection import Ints
+from gpushard.stores.base import FetchCosts
 
+# As long as there would be more requests than run at a time, gaps this many times as
+# large are read over.
+_WIDENED = 4
 # Numbers up to this one can be added without an overflow.
 _MOST_SORTED = 2**62
 
@@ -100,6 +105,26 @@ def coalesce(
     return Requests(
         source[first], start[first], np.maximum.reduceat(stop, first), bounds, order
     )
+
+
+def coalesce_for(
+    costs: FetchCosts, source: Ints, start: Ints, stop: Ints, max_request_nbytes: int
+) -> Requests:
+    """As `coalesce`, with gaps and bounds as a store of these costs likes them."""
+    join = partial(
+        coalesce,
+        source,
+        start,
+        stop,
+        max_request_nbytes=max_request_nbytes,
+        is_bound=costs.bounds_requests,
+    )
+    gap_nbytes = costs.idle_gap_nbytes or costs.gap_nbytes
+    requests = join(gap_nbytes=gap_nbytes)
+    while len(requests.start) > costs.concurrency and gap_nbytes < costs.gap_nbytes:
+        gap_nbytes = min(_WIDENED * gap_nbytes, costs.gap_nbytes)
+        requests = join(gap_nbytes=gap_nbytes)
+    return requests
 
 
 def _by_source_and_start(source: Ints, start: Ints) -> Ints:

@@ -6,7 +6,6 @@ Neighbouring byte ranges are fetched in requests as large as the store prefers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from gpushard.errors import LimitError
 from gpushard.fetching.job import Job
 from gpushard.fetching.ranged import Located
 from gpushard.planning.blocks import ShardBlock
-from gpushard.planning.coalesce import Requests, coalesce, cut_batches
+from gpushard.planning.coalesce import Requests, coalesce_for, cut_batches
 from gpushard.planning.spans import byte_spans
 from gpushard.selecting.selection import Ints
 
@@ -25,9 +24,6 @@ _LINE_NBYTES = 64
 # Batches for a device that are planned together. The two first ones are waited for: one
 # piece of work is not begun before the next one shows whether there are several.
 _AHEAD_BATCHES = 2
-# As long as a block would take more requests than run at a time, gaps this many times
-# as large are read over.
-_WIDENED = 4
 
 
 def requests_of(
@@ -57,21 +53,8 @@ def _joined(
     job: Job, shard: Ints, start: Ints, stop: Ints, share_nbytes: int
 ) -> Requests:
     """Requests for byte ranges of shards, for tasks of `share_nbytes` bytes."""
-    costs = job.source.store.costs
-    join = partial(
-        coalesce,
-        shard,
-        start,
-        stop,
-        max_request_nbytes=_max_request_nbytes(job, share_nbytes),
-        is_bound=costs.bounds_requests,
-    )
-    gap_nbytes = costs.idle_gap_nbytes or costs.gap_nbytes
-    requests = join(gap_nbytes=gap_nbytes)
-    while len(requests.start) > costs.concurrency and gap_nbytes < costs.gap_nbytes:
-        gap_nbytes = min(_WIDENED * gap_nbytes, costs.gap_nbytes)
-        requests = join(gap_nbytes=gap_nbytes)
-    return requests
+    most_nbytes = _max_request_nbytes(job, share_nbytes)
+    return coalesce_for(job.source.store.costs, shard, start, stop, most_nbytes)
 
 
 def _joined_in_turn(
