@@ -10,6 +10,7 @@ import gpushard
 from gpushard.cli.description import describe
 from gpushard.metadata import group_below, load_array, load_group
 from gpushard.options import DEFAULT
+from gpushard.stores.local import LocalStore
 from historic_arrays import (
     ROOT,
     all_chunks,
@@ -75,6 +76,31 @@ def test_consolidated_v2_metadata_spare_the_listing(v2_place):
         assert g["below/deep"].attrs == {"name": "deep"}
         assert list(g.group("below")) == ["deep"]
         assert_same_bits(g["a"][...], VALUES)
+
+
+@pytest.mark.parametrize(
+    ("open_one", "path", "first", "then"),
+    [
+        (gpushard.open_array, "a", ["zarr.json"], [".zarray", ".zattrs"]),
+        (gpushard.open_group, "", ["zarr.json", ".zmetadata"], [".zattrs", ".zgroup"]),
+    ],
+)
+def test_a_v2_document_and_its_attributes_are_waited_for_once(
+    v2_place, open_one, path, first, then
+):
+    asked = []
+
+    class Noting(LocalStore):
+        def get(self, key):
+            asked.append([key])
+            return super().get(key)
+
+        def read(self, requests):
+            asked.append(sorted(request.key for request in requests))
+            return super().read(requests)
+
+    assert open_one(Noting(v2_place / path)).attrs
+    assert asked == [*([key] for key in first), then]
 
 
 def test_a_v2_group_is_no_array_and_a_v2_array_no_group(v2_place):

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -18,6 +25,7 @@ from gpushard.formats.document import shown
 from gpushard.options import KIB, MAX_PARSED_NBYTES
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.checks import asked
+from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
 
 NodeType = Literal["array", "group"]
@@ -118,6 +126,15 @@ def read_document(store: Store, key: str, path: str) -> Document | None:
     """JSON object at `key`, which describes the node at `path`; None if absent."""
     data = store.get(key)
     return None if data is None else decode_document(data, key, path)
+
+
+def read_together(store: Store, keys: Sequence[str]) -> list[bytes | None]:
+    """Bytes of a few documents, for which a network is waited once; None if absent."""
+    answers = asked(store, [document_request(key) for key in keys])
+    return [
+        document_bytes(answer, key, store.url)
+        for key, answer in zip(keys, answers, strict=True)
+    ]
 
 
 def read_documents(

@@ -20,11 +20,13 @@ from gpushard.hierarchies.documents import (
     NodeType,
     array_instead,
     children_of,
+    decode_document,
     group_instead,
     join,
     not_consolidated,
     read_document,
     read_documents,
+    read_together,
 )
 from gpushard.stores.base import Store
 
@@ -38,10 +40,13 @@ def find_array(store: Store, path: str) -> Document | None:
 
     None if there is neither an array nor a group.
     """
-    array = read_document(store, join(path, V2_ARRAY), path)
+    array, attributes = _with_attributes(store, path, V2_ARRAY)
     if array is not None:
-        attributes = read_document(store, join(path, V2_ATTRIBUTES), path)
-        return _node("array", array, attributes)
+        return _node(
+            "array",
+            decode_document(array, V2_ARRAY, path),
+            _decoded(attributes, V2_ATTRIBUTES, path),
+        )
     if store.get(join(path, V2_GROUP)) is not None:
         raise group_instead(path, _names(store, path))
     return None
@@ -63,14 +68,29 @@ def find_group(
         except GpushardError as error:
             error.add_context(array_path=path)
             raise
-    if store.get(join(path, V2_GROUP)) is None:
+    group, attributes = _with_attributes(store, path, V2_GROUP)
+    if group is None:
         if store.get(join(path, V2_ARRAY)) is not None:
             raise array_instead(path)
         return None
     if use_consolidated:
         raise not_consolidated(path)
-    attributes = read_document(store, join(path, V2_ATTRIBUTES), path)
-    return GroupDocument(path, attributes or {}, partial(_contents, store, path))
+    named = _decoded(attributes, V2_ATTRIBUTES, path) or {}
+    return GroupDocument(path, named, partial(_contents, store, path))
+
+
+def _with_attributes(
+    store: Store, path: str, name: str
+) -> tuple[bytes | None, bytes | None]:
+    """Document `name` of the node at `path`, and its attributes; None if absent."""
+    document, attributes = read_together(
+        store, [join(path, name), join(path, V2_ATTRIBUTES)]
+    )
+    return document, attributes
+
+
+def _decoded(data: bytes | None, name: str, path: str) -> Document | None:
+    return None if data is None else decode_document(data, name, path)
 
 
 def _node(
