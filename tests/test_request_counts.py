@@ -23,8 +23,9 @@ from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.selecting.selection import whole
-from gpushard.stores.base import FetchCosts
+from gpushard.stores.base import ByteRequest, FetchCosts
 from gpushard.stores.local import LocalStore
+from gpushard.stores.remote_url import open_url
 from gpushard.stores.resolve import adapt
 from range_server import RangeServer
 from spec_shards import document, index_of, sharding
@@ -161,6 +162,28 @@ def test_small_shards_are_fetched_as_many_at_a_time_as_the_network_bears(tmp_pat
         assert np.array_equal(a[...], values)
         assert server.count(method="GET") == 1 + 128
     assert crowd.n_at_once >= 32
+
+
+@pytest.mark.network
+def test_connections_that_were_needed_at_once_are_kept_for_the_next_read(tmp_path):
+    """A pool of 32 threads sends requests, and the eight readers help them."""
+    (tmp_path / "a").write_bytes(bytes(100))
+    requests = [ByteRequest("a", i, i + 1) for i in range(8)]
+    with RangeServer(tmp_path) as server:
+        store = open_url(server.url, {"headers": {"X-Test": "alone in its pool"}})
+        for _ in range(8):
+            crowd = Crowd(34)
+            server.before_answer = crowd.join
+            readers = [
+                threading.Thread(target=store.read, args=[requests]) for _ in range(8)
+            ]
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
+            assert crowd.n_at_once >= 34
+        assert server.count() == 8 * 8 * 8
+        assert server.n_connections <= 32 + 8
 
 
 @pytest.mark.parametrize("threads", [1, 2, 64])

@@ -128,7 +128,7 @@ _shared: WeakValueDictionary[HttpSettings, ConnectionPool] = WeakValueDictionary
 def connections_of(settings: HttpSettings) -> ConnectionPool:
     """The pool of all stores that have these settings.
 
-    A thousand arrays of one server would else keep a thousand times 32 connections.
+    A thousand arrays of one server would else keep a thousand times 40 connections.
     """
     pool = _shared.get(settings)
     if pool is None:  # two threads may both make one, which does no harm

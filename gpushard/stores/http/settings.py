@@ -41,6 +41,9 @@ _UNITS = {
 }
 # A year: the clocks of systems do not count as far as a timedelta does.
 _MOST_S = 365 * 86_400.0
+# 32 threads of a pool send requests, and so do readers who find all of these busy. If
+# fewer connections were kept, each large read would make some anew.
+_MOST_IDLE = 64
 # What concerns HTTP/2, uploads, and the order of a host's addresses.
 _WITHOUT_EFFECT = frozenset(
     (
@@ -139,7 +142,7 @@ def settings_of(
         pause_s=client.seconds("read_timeout", wait_limits.pause_s),
         most_s=client.seconds("timeout", 300.0),
         idle_s=client.seconds("pool_idle_timeout", 60.0),
-        most_idle=client.number("pool_max_idle_per_host", 32, int),
+        most_idle=client.number("pool_max_idle_per_host", _MOST_IDLE, int),
         allows_http=client.flag("allow_http", default=allows_http),
         checks_certificates=not client.flag(
             "allow_invalid_certificates", default=False
