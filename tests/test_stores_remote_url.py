@@ -81,3 +81,22 @@ def test_a_machine_without_credentials_says_nothing_of_an_object(asked):
     assert "skip_signature" in refusal.hint
     refusal = refusal_of(GenericError(f"Error performing GET https://x/y - {answer}"))
     assert refusal.status == 403
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "gs://bucket/a"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allow_http", True),
+        ("timeout", "5s"),
+        ("proxy_url", "http://example.org"),
+        ("pool_max_idle_per_host", "2"),
+        ("user_agent", "somebody"),
+    ],
+)
+def test_settings_of_the_client_may_lie_beside_those_of_the_store(url, name, value):
+    beside = open_url(url, {name: value, "skip_signature": True})
+    inside = open_url(url, {"client_options": {name: value}, "skip_signature": True})
+    told, expected = (store.object_store.client_options for store in (beside, inside))
+    assert told == expected
+    assert name in told

@@ -35,6 +35,34 @@ _FSSPEC_NAMES = {
     "region_name": "region",
     "requester_pays": "request_payer",
 }
+# Settings of the client that obstore, at the top level, panics about. Others who read
+# through the same library take them there.
+_OF_CLIENT = {
+    "aws_allow_http": "allow_http",
+    **{
+        name: name
+        for name in (
+            "allow_http",
+            "allow_invalid_certificates",
+            "connect_timeout",
+            "default_content_type",
+            "http1_only",
+            "http2_keep_alive_interval",
+            "http2_keep_alive_timeout",
+            "http2_keep_alive_while_idle",
+            "http2_only",
+            "pool_idle_timeout",
+            "pool_max_idle_per_host",
+            "proxy_ca_certificate",
+            "proxy_excludes",
+            "proxy_url",
+            "randomize_addresses",
+            "read_timeout",
+            "timeout",
+            "user_agent",
+        )
+    },
+}
 
 
 def open_url(
@@ -170,6 +198,7 @@ def _limits(patience_s: float, settings: dict[str, Any]) -> dict[str, dict[str, 
         "connect_timeout": read_limit,
         "read_timeout": read_limit,
         "allow_http": _uses_plain_http(settings),
+        **{own: settings.pop(n) for n, own in _OF_CLIENT.items() if n in settings},
         **settings.pop("client_options", {}),
     }
     client_options["default_headers"] = {
