@@ -120,10 +120,10 @@ class MappingStore:
         self, key_ranges: Sequence[KeyRange]
     ) -> Sequence[bytes | None]:
         """Bytes of each range; None if there is no such key."""
-        found = [(self._values.get(key), span) for key, span in key_ranges]
+        found = [(key, self._values.get(key), span) for key, span in key_ranges]
         return [
-            None if value is None else bytes_in_range(value, span)
-            for value, span in found
+            None if value is None else bytes(bytes_in_range(_plain(value, key), span))
+            for key, value, span in found
         ]
 
     def set(self, key: str, value: bytes) -> None:
@@ -233,6 +233,21 @@ class ZarrKeyValueStore:
         if slash:
             refuse_unsafe_key(above, self._store.url)
         return above
+
+
+def _plain(value: Any, key: str) -> bytes:
+    """Bytes of a value in a mapping, which may be any buffer."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return cast("bytes", memoryview(value).cast("B"))
+    except TypeError:
+        raise OptionError(
+            f"the mapping's value of {key!r} is not bytes",
+            expected="a mapping of keys to bytes",
+            got=f"a {type(value).__module__}.{type(value).__qualname__}",
+            hint="pass zarr.storage.MemoryStore(mapping) if zarr stores arrays in it",
+        ) from None
 
 
 def _partial_values(
