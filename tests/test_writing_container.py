@@ -93,6 +93,9 @@ def test_tensorstore_reads_such_a_shard(tmp_path):
         ([0, -1], [10, 1], "inner chunk 1 leads out"),
         ([0, 1], [10], "one shape"),
         ([0.5], [1], "no integers"),
+        ([0.5, 2**64 - 1], [1, 2**64 - 1], "no integers"),
+        ([0, 2**64 - 1], [10, 2**64], "no integers"),
+        ([0.0, 1.0], [1, 1], "no integers"),
     ],
 )
 def test_ranges_that_cannot_be_are_refused_and_nothing_is_written(
@@ -103,6 +106,23 @@ def test_ranges_that_cannot_be_are_refused_and_nothing_is_written(
     with pytest.raises(gpushard.OptionError, match=reason):
         gpushard.append_index(path, offsets, nbytes)
     assert path.read_bytes() == bytes(100)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "nbytes"),
+    [
+        ([7, -1], [93, -1]),
+        ([7, 2**64 - 1], [93, 2**64 - 1]),  # NumPy makes floats of such a list
+        (np.array([7, 2**64 - 1], "u8"), np.array([93, 2**64 - 1], "u8")),
+    ],
+    ids=["-1", "list", "array"],
+)
+def test_a_missing_inner_chunk_has_either_number(offsets, nbytes, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    gpushard.append_index(path, offsets, nbytes)
+    entries = np.frombuffer(path.read_bytes()[100:-4], "<u8")
+    assert entries.tolist() == [7, 93, 2**64 - 1, 2**64 - 1]
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):

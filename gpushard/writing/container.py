@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -77,20 +78,29 @@ def append_index(
 
 def _entries(offsets: ArrayLike, nbytes: ArrayLike) -> NDArray[np.uint64]:
     """Index of these ranges: uint64, shape (*grid_shape, 2)."""
-    columns = [np.asarray(offsets), np.asarray(nbytes)]
+    columns = [_integers(offsets), _integers(nbytes)]
     if columns[0].shape != columns[1].shape:
         raise OptionError(
             "offsets and nbytes are not of one shape",
             expected=columns[0].shape,
             got=columns[1].shape,
         )
-    for column in columns:
-        if column.dtype.kind not in "iu":
-            raise OptionError(
-                "offsets and nbytes are no integers", got=str(column.dtype)
-            )
     # -1 becomes 2**64 - 1; lower numbers are out of bounds in every file.
     return np.stack([column.astype(np.uint64) for column in columns], axis=-1)
+
+
+def _integers(values: ArrayLike) -> NDArray[np.integer]:
+    column = np.asarray(values)
+    if column.dtype.kind == "f" and not isinstance(values, np.ndarray):
+        # NumPy rounds a list to floats if it has 2**64 - 1 and smaller numbers.
+        with suppress(OverflowError, TypeError, ValueError):
+            exact = np.asarray(values, dtype=object)
+            whole = [operator.index(n) for n in exact.flat]
+            if whole:
+                column = np.array(whole, dtype=np.uint64).reshape(exact.shape)
+    if column.dtype.kind not in "iu":
+        raise OptionError("offsets and nbytes are no integers", got=str(column.dtype))
+    return column
 
 
 def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
