@@ -119,3 +119,19 @@ def test_a_shard_in_four_compressors_that_does_not_fit_is_not_told_as_damaged(
         except LimitError:
             n_refused += 1
     assert 0 < n_refused < 48
+
+
+@pytest.mark.parametrize("codecs", [[LITTLE], [LITTLE, ZSTD]])
+def test_the_limit_that_a_refused_wrapped_shard_asks_for_is_enough(
+    tmp_path, monkeypatch, codecs
+):
+    let_little_count(monkeypatch)
+    data = NOISE if codecs == [LITTLE] else zstd(NOISE)
+    shard = data + np.array([0, len(data)], "<u8").tobytes()
+    inner = sharding((N,), codecs=codecs, index_codecs=[LITTLE])
+    place = put(tmp_path, document((N,), (N,), inner, ZSTD), c_0=zstd(shard))
+    with pytest.raises(LimitError, match="codecs around it") as caught:
+        opened(place, memory_limit=KIB, batch_nbytes=1)[0][5:9]
+    enough = int(str(caught.value.got).split()[0])
+    a, _ = opened(place, memory_limit=enough, batch_nbytes=1)
+    assert a[5:9].tobytes() == NOISE[5:9]

@@ -337,7 +337,7 @@ class ChunkRoom:
         if self.is_raw or self.is_wrapped:
             needed += self.whole_nbytes
         if needed > self.alone_nbytes:
-            if not (self.is_raw or self.is_wrapped):  # the stored size is not known
+            if self.is_wrapped or not self.is_raw:  # the stored size is not known
                 needed += usual_stored(self.whole_nbytes)
             raise self.beyond(what, needed)
 
