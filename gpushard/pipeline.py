@@ -26,9 +26,9 @@ from gpushard.report import CodecPlacement
 
 # Plans kept: arrays have one shape of inner chunks, rectilinear arrays a few.
 _MAX_PLANS = 256
-# Text is held in decoded form, as Python strings (up to four bytes per byte), and as
-# NumPy strings.
-_TEXT_COPIES = 6
+# Text is held in decoded form, as Python strings (up to four bytes per byte, and again
+# in UTF-8), and as NumPy strings, whose memory grows by a quarter at a time.
+_TEXT_COPIES = 8
 _ON_HOST = "the device is the CPU"
 _ONLY_ZARR = "only zarr decodes this codec"
 

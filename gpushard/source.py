@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
@@ -26,6 +27,9 @@ from gpushard.stores.checks import checked
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.local import LocalStore
 
+# Threads decode this part of the limit side by side of text, whose size nothing tells
+# beforehand. Inner chunks that need more than a thread's share are decoded in turn.
+_TEXT_SHARE = 4
 # Offsets into inner chunks and into shards are added; the sum must fit an int64.
 _MOST_CHUNK_NBYTES = 2**62
 # Workers of a read over a network mostly wait, so they may outnumber the CPUs.
@@ -228,6 +232,8 @@ class Source(StoredArray):
             Decoding needs more memory than the limit leaves.
         """
         try:
+            if self.room.is_text:
+                return self._decode_text(room, encoded, shape)
             decode = partial(self.pipeline.decode, encoded, shape, wanted, room)
             extra = self.pipeline.extra_nbytes(encoded, shape)
             if not (extra and self.room.is_crowded_by(extra)):
@@ -236,6 +242,18 @@ class Source(StoredArray):
         except NoRoomError as error:
             needed = len(encoded) + error.nbytes
             raise self.room.beyond("an inner chunk", needed) from None
+
+    def _decode_text(
+        self, room: int, encoded: NDArray[np.uint8], shape: tuple[int, ...]
+    ) -> NDArray[Any]:
+        """Inner chunk of text; one above the share of a thread is decoded in turn."""
+        decode = partial(self.pipeline.decode, encoded, shape, None)
+        share = self.options.bound_nbytes // (_TEXT_SHARE * self.most_workers)
+        share -= len(encoded)
+        if share > 0:
+            with suppress(NoRoomError):
+                return decode(min(share, room))
+        return decode_in_turn(partial(decode, room))
 
     @cached_property
     def room(self) -> ChunkRoom:

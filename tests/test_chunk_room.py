@@ -174,11 +174,11 @@ def test_text_has_to_fit_as_python_has_it(tmp_path):
     meta = document((1,), (1,), {"name": "vlen-utf8"}, GZIP) | TEXT
     place = put(tmp_path, meta, c_0=gzip(data))
     stored = len(gzip(data))
-    enough = stored + 128 + 6 * len(data)
+    enough = stored + 128 + 8 * len(data)
     a = opened(place, "plain", memory_limit=enough)
     assert a[0] == text
     with pytest.raises(LimitError, match=RAISE):
-        a.read(0, memory_limit=enough - 6)
+        a.read(0, memory_limit=enough - 8)
     capped = opened(place, "plain", max_chunk_nbytes=len(data) - 1)
     with pytest.raises(gpushard.CorruptShardError, match="max_chunk_nbytes"):
         capped.read(0)

@@ -63,11 +63,11 @@ def of_text(*bytes_bytes: str) -> HostPipeline:
     return HostPipeline.compile(chain, Elements(STRING, "string", "", np.array("")))
 
 
-def test_text_needs_room_for_each_string_and_for_six_copies_of_its_bytes():
+def test_text_needs_room_for_each_string_and_for_eight_copies_of_its_bytes():
     pipeline, shape = of_text(), TEXTS.shape
     working = pipeline.working_nbytes(shape)
     assert working >= len(TEXTS) * (len(TEXTS[0]) + 100)
-    needed = working + 6 * len(STREAM)
+    needed = working + 8 * len(STREAM)
     with pytest.raises(NoRoomError) as caught:
         pipeline.decode(STREAM, shape, room_nbytes=needed - 1)
     assert caught.value.nbytes == needed
@@ -80,11 +80,11 @@ def test_text_behind_a_checksum_that_does_not_fit_is_not_told_as_damaged():
     stored = encoded + crc32c(encoded).to_bytes(4, "little")
     pipeline = of_text("zstd", "crc32c")
     working = pipeline.working_nbytes((1,))
-    for room in (0, working, working + 6 * 10_000, working + 6 * 200_000):
+    for room in (0, working, working + 8 * 10_000, working + 8 * 200_000):
         with pytest.raises(NoRoomError) as caught:
             pipeline.decode(stored, (1,), room_nbytes=room)
         assert caught.value.nbytes > room
-    found = pipeline.decode(stored, (1,), room_nbytes=working + 6 * 200_008)
+    found = pipeline.decode(stored, (1,), room_nbytes=working + 8 * 200_008)
     assert found.tolist() == [*noise]
 
 
