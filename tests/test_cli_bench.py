@@ -56,7 +56,12 @@ def test_nothing_of_zarrs_read_goes_on_after_an_interrupt(
         return None
 
     monkeypatch.setattr(LocalStore, "get", interrupted)
-    assert "interrupted" in run(*arguments, path, code=130).stderr
+    # A shell's jobs in the background ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert "interrupted" in run(*arguments, path, code=130).stderr
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert tasks
     assert all(task.done() for task in tasks)
 

@@ -20,19 +20,19 @@ SHAPE = (120, 80)
 def joins_and_fetches(monkeypatch, place, encoded_nbytes, selections, ahead=None):
     """Whether ranges are joined or fetched, in order, and the requests of fetches."""
     happened, fetched = [], []
-    coalesce, fetch = requests.coalesce, ring.fetch_wanted
+    coalesce, fetch = requests.coalesce_for, ring.fetch_wanted
     with monkeypatch.context() as patch:
 
-        def joining(*columns, **how):
+        def joining(*columns):
             happened.append("join")
-            return coalesce(*columns, **how)
+            return coalesce(*columns)
 
         def fetching(source, wanted):
             happened.append("fetch")
             fetched.append([(r.key, r.start, r.stop) for r in wanted])
             return fetch(source, wanted)
 
-        patch.setattr(requests, "coalesce", joining)
+        patch.setattr(requests, "coalesce_for", joining)
         patch.setattr(ring, "fetch_wanted", fetching)
         patch.setattr(requests, "_AHEAD_BATCHES", ahead or requests._AHEAD_BATCHES)
         patch.setattr(sink.Budget, "of", lambda *_, **__: small_batches(encoded_nbytes))

@@ -352,7 +352,7 @@ def test_a_failed_write_is_told_in_a_line_without_credentials():
     assert "no PUT to http://host/a" in told
     assert "\n" not in told
     assert "secret" not in told
-    assert "OSError: OSError" in str(failed_write("s3://bucket", "c/0", OSError()))
+    assert "'c/0': OSError (" in str(failed_write("s3://bucket", "c/0", OSError()))
 
 
 @pytest.mark.parametrize("told", [0.0, 0.1])

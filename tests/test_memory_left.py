@@ -233,7 +233,7 @@ def test_shards_that_are_fetched_whole_count_as_fetched(tmp_path):
     job = host_job(a.source, [basic(slice(None), a.shape)], [out], Tally())
     (block,) = job.plan.blocks()
     works = list(whole.whole_tasks(job, block, 4))
-    most = whole.largest_object(a.source, (0,))
+    most = whole.most_fetched(a.source, (0,))
     assert all(isinstance(w, Spawner) and w.nbytes >= most for w in works)
 
 

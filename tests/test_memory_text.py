@@ -19,6 +19,9 @@ from gpushard.pipeline import HostPipeline
 from memory_sweep import grown
 
 LIMIT = 64 * MIB
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The codec `vlen-utf8` is currently not part"
+)
 measured = pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK),
     reason="only Linux tells the highest memory of a process since a moment",

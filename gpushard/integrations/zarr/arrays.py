@@ -144,7 +144,11 @@ def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:
         return costs
     most = max(1, settings.sharding_coalesce_max_bytes)
     return replace(
-        costs, gap_nbytes=gap_nbytes, max_request_nbytes=most, bounds_requests=True
+        costs,
+        gap_nbytes=gap_nbytes,
+        idle_gap_nbytes=None,
+        max_request_nbytes=most,
+        bounds_requests=True,
     )
 
 
