@@ -45,10 +45,14 @@ def test_a_body_of_no_told_size_comes_with_its_version(server, store, redirects,
     assert read_one(store, version=found.version).version == found.version
 
 
-def test_a_range_in_chunks_takes_one_request(server, store):
-    server.transfer = "chunked"
+@pytest.mark.parametrize("transfer", ["chunked", "closed"])
+def test_a_range_takes_one_request_and_is_not_cut_off_unseen(server, store, transfer):
+    server.transfer = transfer
     assert read_one(store, 5, 9).data.tobytes() == BODY[5:9]
     assert [request.method for request in server.requests] == ["GET"]
+    server.cut_bodies = True
+    with pytest.raises(StoreError):
+        read_one(store, 5, 9)
 
 
 @pytest.mark.parametrize(
