@@ -99,7 +99,8 @@ class Options:
     small_read_chunks
         Reads of at most this many inner chunks go without columns and without a thread
         pool: making columns costs as much as eight inner chunks. Several inner chunks
-        that together exceed 1 MiB, or `memory_limit`, do not go that way. Once the
+        that together exceed 1 MiB, or `memory_limit`, do not go that way. Over a
+        network, as many go that way as the store has requests under way. Once the
         compiled loops are loaded, two to a thousand inner chunks in local files have a
         short way of their own, and ``a[key]`` has one for a part of a single inner
         chunk. 0 switches the short ways off.

@@ -283,10 +283,21 @@ class Source(StoredArray):
         return min(self.most_useful_workers, self.room.most_workers)
 
     @cached_property
+    def few(self) -> int:
+        """Largest number of inner chunks that make a small read; 0: no read is small.
+
+        Over a network, as many as requests run side by side: threads would do nothing
+        but wait. Nothing tells what text takes that is fetched side by side.
+        """
+        few, costs = self.options.small_read_chunks, self.store.costs
+        if not (few and costs.prefers_whole_objects):
+            return few
+        return 0 if self.layout.dtype.kind in "OT" else max(few, costs.concurrency)
+
+    @cached_property
     def has_large_indexes(self) -> bool:
         """Whether a few shard indexes at once would not fit the memory limit."""
-        n_shards = self.options.small_read_chunks
-        return 4 * n_shards * sum(self.index_nbytes) > self.options.memory_limit
+        return 4 * self.few * sum(self.index_nbytes) > self.options.memory_limit
 
     @cached_property
     def findings(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -27,7 +26,7 @@ from gpushard.fetching.pieces import cut_rows
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.placing.kept_rows import claim, find_kept, placing_tasks
 from gpushard.planning.blocks import Block
-from gpushard.planning.coalesce import Requests, coalesce
+from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.reading.requests import batches_of, is_waited_for, requests_of
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
@@ -146,8 +145,7 @@ def _fetch_and_place(
         found = [(r, answer) for r, answer in numbered if answer is not None]
         is_shared = len(requests) == 1 or is_waited_for(job)
         if job.sink.batch_nbytes is None and is_shared and len(found) == len(requests):
-            shares = [_tasks_for_shares(job, ranged, f, share_nbytes) for f in found]
-            return [*chain.from_iterable(shares)]
+            return _tasks_for_shares(job, ranged, found, share_nbytes)
         if found:
             _place(job, ranged, found)
     for r in (r for r, answer in numbered if answer is None):
@@ -158,6 +156,20 @@ def _fetch_and_place(
 
 
 def _tasks_for_shares(
+    job: Job, ranged: RangedBlock, found: Sequence[Answer], share_nbytes: int
+) -> Sequence[Task]:
+    """Tasks that each place a share of the inner chunks in some answers."""
+    sizes = ranged.requests.nbytes[[r for r, _ in found]]
+    tasks: list[Task] = []
+    for first, last in cut_batches(sizes, share_nbytes):
+        if last - first > 1:
+            tasks.append(partial(_place, job, ranged, found[first:last]))
+        else:
+            tasks += _tasks_for_parts(job, ranged, found[first], share_nbytes)
+    return tasks
+
+
+def _tasks_for_parts(
     job: Job, ranged: RangedBlock, answer: Answer, share_nbytes: int
 ) -> Sequence[Task]:
     """Tasks that each place a share of the inner chunks in one answer."""

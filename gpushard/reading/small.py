@@ -21,19 +21,13 @@ from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
-from gpushard.options import MIB
 from gpushard.placing.keeping import first_key, fits_cache, keep_chunk, kept_elements
 from gpushard.placing.place import completed
-from gpushard.planning.touched import Coordinate, TouchedChunk, TouchedGrid
-from gpushard.selecting.selection import IndexAxis, Points, Selection
+from gpushard.planning.touched import Coordinate, TouchedChunk
+from gpushard.reading.few import few_chunks
+from gpushard.selecting.selection import Points, Selection
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, end_of
-
-# A small read fetches all inner chunks at once and decodes them one after the other.
-# Above this many decoded bytes, threads save more than the general path costs to set
-# up.
-_MOST_NBYTES = MIB
-_FINDING = "grid of small reads"
 
 
 class _ToRead(NamedTuple):
@@ -70,23 +64,18 @@ def read_small(
     out
         Host array of the selection's shape.
     limit
-        Largest number of inner chunks that counts as few; None: from the options.
+        As `few.few_chunks` takes it.
 
     Raises
     ------
     CorruptShardError, LimitError, StoreError
         As for any read.
     """
-    grid = _grid_of(source)
-    if grid is None:
-        return False
     has_points = isinstance(selection, Points)
     if has_points and not out.flags.c_contiguous:
         return False
-    chunks = grid.touched(selection, limit or source.options.small_read_chunks)
-    if chunks is None or (len(chunks) > 1 and _are_large(source, len(chunks))):
-        return False
-    if out.nbytes > _MOST_NBYTES and _needs_copy(selection):
+    chunks = few_chunks(source, selection, out, limit)
+    if chunks is None:
         return False
     if chunks and not source.room.has_any:
         _refuse_large(source, chunks)
@@ -98,13 +87,6 @@ def read_small(
         with np.errstate(all="ignore"):
             _read_twice_at_most(source, chunks, view)
     return True
-
-
-def _needs_copy(selection: Selection) -> bool:
-    """Whether NumPy makes a copy of the wanted elements before it writes them."""
-    return isinstance(selection, Points) or any(
-        isinstance(axis, IndexAxis) for axis in selection.axes
-    )
 
 
 def _refuse_large(source: Source, chunks: Sequence[TouchedChunk]) -> None:
@@ -127,27 +109,6 @@ def _most_stored(source: Source, chunk: TouchedChunk) -> int:
     """Most stored bytes that leave room to decode the wanted part of an inner chunk."""
     room = source.room
     return room.alone_nbytes if _is_in_part(source, chunk) else room.most_stored_nbytes
-
-
-def _grid_of(source: Source) -> TouchedGrid | None:
-    """The array's grid, kept between reads; None if no read of the source is small."""
-    if _FINDING not in source.findings:
-        is_read = _reads_small(source)
-        source.findings[_FINDING] = TouchedGrid(source.layout) if is_read else None
-    return source.findings[_FINDING]
-
-
-def _reads_small(source: Source) -> bool:
-    is_whole = source.layout.object_codecs or source.store.costs.prefers_whole_objects
-    if is_whole or source.chunk_shape is None:
-        return False
-    return bool(source.options.small_read_chunks) and not source.has_large_indexes
-
-
-def _are_large(source: Source, n_chunks: int) -> bool:
-    """Whether inner chunks are better fetched in batches and decoded in parallel."""
-    limit = min(_MOST_NBYTES, source.options.memory_limit)
-    return n_chunks * source.chunk_nbytes > limit
 
 
 def _read_twice_at_most(
@@ -314,9 +275,11 @@ def _grouped(wanted: Sequence[_ToRead], costs: FetchCosts) -> list[list[_ToRead]
     """Runs of neighbours in one object that are cheaper to fetch together."""
     groups: list[list[_ToRead]] = []
     reach = 0
+    # There are no more requests than may run side by side (`Source.few`).
+    gap_nbytes = costs.idle_gap_nbytes or costs.gap_nbytes
     for to_read in sorted(wanted, key=lambda one: (one.chunk.shard, one.start)):
         group = groups[-1] if groups else []
-        is_far = to_read.start > reach + costs.gap_nbytes
+        is_far = to_read.start > reach + gap_nbytes
         if costs.bounds_requests and group:
             joined_nbytes = max(reach, to_read.stop) - group[0].start
             is_far = is_far or joined_nbytes > costs.max_request_nbytes

@@ -48,25 +48,39 @@ def fetched_whole(job: Job, block: Block) -> NDArray[np.bool_]:
     """Which shards of a block are fetched whole: bool, shape (n_shards,)."""
     source = job.source
     n_shards = len(block.shard_coords)
-    layout, options, costs = source.layout, source.options, source.store.costs
+    layout, costs = source.layout, source.store.costs
     if layout.object_codecs or (not layout.levels and source.raw_strides is None):
         return np.ones(n_shards, bool)
     whole = np.zeros(n_shards, bool)
     if not (layout.levels and costs.prefers_whole_objects):
         return whole
     wanted = block.n_chunks_of_shards()
+    most = most_whole_nbytes(source)
+    for s, coordinate in enumerate(block.shard_coords.tolist()):
+        whole[s] = suits_whole(source, tuple(coordinate), wanted[s], most)
+    return whole
+
+
+def most_whole_nbytes(source: Source) -> int:
+    """Decoded size up to which shards are fetched whole, where ranges would do."""
     # A stored shard with its index takes little more than its decoded elements.
     fitting = source.room.most_fetched_nbytes * _LITTLE_LESS // (_LITTLE_LESS + 1)
-    most = min(options.whole_object_max_nbytes, fitting)
-    for s, coordinate in enumerate(block.shard_coords.tolist()):
-        n_chunks = source.n_chunks_in(coordinate)
-        if (
-            wanted[s] >= options.whole_object_fraction * n_chunks
-            and n_chunks * source.chunk_nbytes <= most
-        ):
-            key = source.key(tuple(coordinate))
-            whole[s] = known_index(source, tuple(coordinate), key) is None
-    return whole
+    return min(source.options.whole_object_max_nbytes, fitting)
+
+
+def suits_whole(
+    source: Source, coordinate: Coordinate, n_wanted: int, most_nbytes: int
+) -> bool:
+    """Whether a shard is fetched whole, of which `n_wanted` inner chunks are wanted.
+
+    In a store whose requests are expensive; `most_nbytes` as `most_whole_nbytes` says.
+    """
+    n_chunks = source.n_chunks_in(coordinate)
+    return (
+        n_wanted >= source.options.whole_object_fraction * n_chunks
+        and n_chunks * source.chunk_nbytes <= most_nbytes
+        and known_index(source, coordinate, source.key(coordinate)) is None
+    )
 
 
 def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
