@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -326,3 +327,22 @@ batch._decode = decode_more
         sanitized.explored(20, seed=1, before=planted)
     assert "heap-buffer-overflow" in caught.value.stderr
     assert "gs_" in caught.value.stderr
+
+
+def number(text):
+    return int(text.replace(",", ""))
+
+
+def test_the_documented_counts_of_inputs_add_up():
+    page = (ROOT / "docs/fuzzing.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([^|]+) \|", page, re.MULTILINE)
+    for name, inputs, of_which in rows:
+        if "," in of_which and name != "kernels":
+            parts = re.findall(r"[\d,]*\d", of_which)
+            assert sum(map(number, parts)) == number(inputs), (name, inputs)
+    counts = [(name, number(inputs)) for name, inputs, _ in rows]
+    total = sum(n for _, n in counts)
+    of_python = sum(n for name, n in counts if name != "kernels")
+    assert f"{total:,} inputs, of which {of_python:,} are for Python" in page
+    reliability = (ROOT / "docs/reliability.md").read_text()
+    assert f"| inputs tried by fuzzing | {total:,} in finished runs" in reliability
