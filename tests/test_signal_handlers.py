@@ -14,16 +14,20 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 import gpushard
 from forked import answers_in_a_fork
 from gpushard import Options, alone
 from gpushard.alone import Alone, is_inside
 from gpushard.fused import choice
+from gpushard.fused.columns import ZSTD
+from gpushard.fused.libraries import HalfImportedError, find_library
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB
@@ -166,6 +170,19 @@ def test_a_handler_reads_whenever_it_is_called(tmp_path):
         return all(told)
 
     assert answers_in_a_fork(work)
+
+
+def test_a_handler_reads_while_its_thread_imports_a_library(tmp_path, monkeypatch):
+    backend = pytest.importorskip("zstandard.backend_cffi")
+    a = gpushard.open_array(write_values(tmp_path / "a"), options=OPTIONS)
+    find_library.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, backend.__name__, ModuleType(backend.__name__))
+        patch.delattr(zstandard, "backend_cffi")
+        assert is_read_well(a)
+        with pytest.raises(HalfImportedError):
+            find_library(ZSTD)
+    assert find_library(ZSTD) is not None  # nobody keeps that it was not there
 
 
 def test_what_is_done_alone_is_not_begun_again_by_its_own_thread():

@@ -16,7 +16,7 @@ from gpushard.fetching.job import Sink
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
 from gpushard.fused.compiler_process import CompilerProcess
-from gpushard.fused.libraries import find_library
+from gpushard.fused.libraries import HalfImportedError, find_library
 from gpushard.fused.machine_code import is_of_a_moment
 from gpushard.fused.placer import LinkedLoops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
@@ -158,6 +158,8 @@ def loops_for(chain: FusedChain, options: Options) -> LinkedLoops | None:
         )
     except OSError as error:
         _refuse_all_but_no_descriptor(error)
+        return None
+    except HalfImportedError:
         return None
     if library is None:
         return None

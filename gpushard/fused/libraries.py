@@ -58,11 +58,16 @@ class Library(NamedTuple):
     make_context: Callable[[], tuple[int, Any]] = lambda: (0, None)
 
 
+class HalfImportedError(Exception):
+    """The handler of a signal asks, in the middle of what its thread imports."""
+
+
 @cache
 def find_library(kind: int, *, is_large: bool = False) -> Library | None:
     """Decompressor for a kind of chain; None if it is not installed.
 
-    `is_large` is whether inner chunks have `libzstd.LARGE_NBYTES` or more.
+    `is_large` is whether inner chunks have `libzstd.LARGE_NBYTES` or more. Raises
+    `HalfImportedError`, which is not kept, unlike None.
     """
     if kind in (RAW, LZ4):
         return Library("a copy" if kind == RAW else _OWN_LZ4, kind)
@@ -98,7 +103,10 @@ def _wheel_zstd() -> Library | None:
     except ImportError:  # zstandard was built without its cffi backend
         return None
     backend: Any = backend_cffi
-    ffi, lib = backend.ffi, backend.lib
+    try:
+        ffi, lib = backend.ffi, backend.lib
+    except AttributeError:  # other threads wait until a module has all its names
+        raise HalfImportedError from None
 
     def make_context() -> tuple[int, Any]:
         context = ffi.gc(lib.ZSTD_createDCtx(), lib.ZSTD_freeDCtx)
