@@ -55,6 +55,13 @@ def test_an_array_without_elements_is_verified_and_converted_at_once(tmp_path, s
     assert gpushard.open_array(tmp_path / "b", device="cpu").shape == shape
 
 
+def test_nothing_is_made_of_an_array_of_more_shards_than_there_are_bytes(tmp_path):
+    place = put(tmp_path / "a", document((2**62, 1), (1, 1), LITTLE))
+    with pytest.raises(gpushard.errors.HostMemoryError):
+        gpushard.convert(place, tmp_path / "b", shards=(4, 1), chunks=(2, 1))
+    assert not (tmp_path / "b").exists()
+
+
 def grouped(place: Path) -> Path:
     root = zarr.create_group(place)
     root.create_array("x", shape=(4,), chunks=(2,), dtype="i4")[...] = 1

@@ -244,7 +244,7 @@ class ObjectWriter:
         """Refuse servers that accept a conditional put and ignore the condition.
 
         Some servers with S3's protocol do so, and their answers do not show it. So each
-        server is tested once, with an object that is deleted afterwards.
+        store tests its server once, with an object that is deleted afterwards.
         """
         from obstore.store import S3Store
 
