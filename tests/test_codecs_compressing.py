@@ -53,6 +53,26 @@ def in_a_chain(name, **configuration):
     return ChainEncoder(chain, INDEX_ELEMENTS).encode_one(DATA.view("<u8"))
 
 
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_a_shuffle_is_that_of_numcodecs(size):
+    encoded = own("numcodecs.shuffle", elementsize=size)(DATA)
+    assert bytes(encoded) == numcodecs.Shuffle(size).encode(DATA).tobytes()
+    assert decoded("shuffle", encoded, elementsize=size) == DATA.tobytes()
+
+
+def test_zstd_keeps_no_memory_that_a_frame_does_not_take():
+    noise = np.random.default_rng(2).integers(0, 256, 1 << 20, "u1")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        kept = [own("zstd", level=1, checksum=False)(d) for d in (noise, noise * 0)]
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(kept[1]) < 1024
+    assert held < len(kept[0]) + 64 * 1024
+
+
 # zarr 3.1 says so wherever one of numcodecs' codecs is made.
 NUMCODECS_WARNS = "ignore:Numcodecs codecs are not in the Zarr"
 

@@ -195,9 +195,9 @@ def test_of_a_batch_those_that_become_fill_value_are_dropped(tmp_path, strategy)
 
 def test_only_inner_chunks_at_the_edges_are_assembled_alone(monkeypatch):
     alone = []
-    assemble = encode.Encoder._put_chunk
+    assemble = encode.Encoder._before
     monkeypatch.setattr(
-        encode.Encoder, "_put_chunk", lambda *a: alone.append(a[1]) or assemble(*a)
+        encode.Encoder, "_before", lambda *a: alone.append(a[1]) or assemble(*a)
     )
     a = gpushard.create_array(
         MemoryStore(), shape=(32, 32), dtype="u1", chunks=(4, 4), shards=(32, 32)

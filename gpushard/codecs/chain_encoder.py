@@ -145,7 +145,8 @@ class ChainEncoder:
         Parameters
         ----------
         arrays
-            At least one array.
+            At least one array. If nobody else holds them, their memory is free as soon
+            as a codec has made others of them.
         n_threads
             Threads that encode, where the codecs need no event loop. Otherwise zarr
             encodes the arrays in threads of its own.
@@ -161,7 +162,9 @@ class ChainEncoder:
             A codec cannot encode these values.
         """
         kept, batch = np.arange(len(arrays), dtype=np.int64), cast("Batch", arrays)
-        for step in self._steps(arrays.shape[1:]):
+        steps = self._steps(arrays.shape[1:])
+        del arrays
+        for step in steps:
             found = step.encode(batch, n_threads)
             if isinstance(found, EncodedArrays):
                 batch = found

@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numcodecs
 import numpy as np
 import zstandard
 
@@ -30,6 +31,9 @@ Encode = Callable[[Bytes], Any]
 
 # blosc.h: the numbers of its filters.
 _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
+# What zstandard gives keeps memory for the largest encoding that there could be. From
+# this part of the input on, a copy would take more than that.
+_FULL_SHARE = 7 / 8
 # zstd.h: ZSTD_minCLevel, to which libzstd raises lower levels.
 _LOWEST_ZSTD_LEVEL = -(1 << 17)
 # lz4.h: LZ4_MAX_INPUT_SIZE.
@@ -55,6 +59,12 @@ def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | 
         level = max(min(level, zstandard.MAX_COMPRESSION_LEVEL), _LOWEST_ZSTD_LEVEL)
         has_checksum = bool(configuration["checksum"])
         return _ZstdContexts(level, has_checksum=has_checksum).compress
+    if spec.name == "numcodecs.shuffle":
+        nbytes = configuration["elementsize"]
+        if not isinstance(nbytes, int):
+            return None
+        # zarr copies what this gives.
+        return partial(_each, numcodecs.Shuffle(nbytes).encode)
     encode = _one_by_one(spec, configuration)
     return None if encode is None else partial(_each, encode)
 
@@ -91,12 +101,8 @@ class _ZstdContexts(threading.local):
 
     def compress(self, batch: EncodedArrays, n_threads: int) -> EncodedArrays:
         """Frames, each with its size."""
-        # What it gives keeps memory for the largest encoding that there could be.
         if self._many is None or len(batch.nbytes) == 1:
-            one: Any = self._one.compress
-            return EncodedArrays.of(
-                [np.array(memoryview(one(i))) for i in batch.items()]
-            )
+            return EncodedArrays.of([self._compress_one(i) for i in batch.items()])
         n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
         segments, most = _segments(batch), min(n_threads, n_worth)
         try:
@@ -105,6 +111,11 @@ class _ZstdContexts(threading.local):
             # The system may give no threads. What else is wrong shows again.
             found = self._many(segments, threads=1)
         return EncodedArrays.joined([*found])
+
+    def _compress_one(self, data: Bytes) -> Bytes:
+        one: Any = self._one.compress
+        found = np.frombuffer(one(data), np.uint8)
+        return found if len(found) >= _FULL_SHARE * len(data) else found.copy()
 
 
 def _segments(batch: EncodedArrays) -> Any:

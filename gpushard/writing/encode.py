@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,8 +188,8 @@ class Encoder:
         if change is not None and change.part.covers(region.extents):
             stored = None
         if region.is_inner_chunk and change is not None:  # a shard may have no change
-            encoded = None if stored is None else stored[:]
-            changed = self._changed([0], [(region, encoded, change)])
+            held = [(region, None if stored is None else stored[:], change)]
+            changed = self._changed([0], held)
             return [p for done in changed for p in done.encoded.items()] or None
         shard = None if stored is None else StoredShard.parse(region, stored)
         changed: Iterator[Payloads] = iter(())
@@ -230,23 +230,38 @@ class Encoder:
     def _stored_shape(self, region: Region) -> tuple[int, ...]:
         return tuple(region.shape[axis] for axis in self.source.layout.outer_order)
 
-    def _put_chunk(
-        self,
-        chunk: NDArray[Any],
-        region: Region,
-        stored: Bytes | None,
-        change: Change,
-    ) -> None:
-        """Fill an inner chunk, in stored axes, with what it is after a change.
+    def _before(
+        self, region: Region, stored: Bytes | None, change: Change
+    ) -> NDArray[Any] | None:
+        """An inner chunk before a change, or its fill value; None if nothing remains.
 
         `stored` is None, too, if all of it is overwritten.
         """
-        layout = self.source.layout
         if stored is not None:
-            chunk[...] = self.source.pipeline.decode(stored, chunk.shape)
-        elif region.extents != region.shape or not change.part.covers(region.extents):
-            chunk[...] = layout.fill_value
-        change.put_into(chunk.transpose(np.argsort(layout.outer_order)))
+            return self.source.pipeline.decode(stored, self._stored_shape(region))
+        is_whole = region.extents == region.shape
+        if is_whole and change.part.covers(region.extents):
+            return None
+        return self.source.layout.fill_value
+
+    def _after(self, batch: list[tuple[Region, Bytes | None, Change]]) -> NDArray[Any]:
+        """Inner chunks after a change, in stored axes, along the first axis.
+
+        Empties the list, so that stored bytes are held only until they are decoded.
+        """
+        layout, n = self.source.layout, len(batch)
+        axes = np.argsort(layout.outer_order)
+        chunks = np.empty((n, *self._stored_shape(batch[0][0])), layout.dtype)
+        batch.reverse()
+        for i in range(n):
+            region, stored, change = batch.pop()
+            before = self._before(region, stored, change)
+            if n == 1 and stored is not None and _is_own(before, stored, chunks.dtype):
+                chunks = before[np.newaxis]  # large ones come alone: not held twice
+            elif before is not None:
+                chunks[i, ...] = before
+            change.put_into(chunks[i, ...].transpose(axes))
+        return chunks
 
     def _changed(
         self, entries: list[int], batch: list[tuple[Region, Bytes | None, Change]]
@@ -260,11 +275,8 @@ class Encoder:
         rest = [i for i in range(len(batch)) if i not in on_device]
         if not rest:
             return
-        shape = self._stored_shape(batch[0][0])
-        chunks = np.empty((len(rest), *shape), self.source.layout.dtype)
-        for i, place in enumerate(rest):
-            self._put_chunk(chunks[i, ...], *batch[place])
-        yield self._encoded(np.array(entries, np.int64)[rest], chunks)
+        batch[:] = [batch[i] for i in rest]
+        yield self._encoded(np.array(entries, np.int64)[rest], self._after(batch))
 
     def _encoded(self, entries: Ints, chunks: NDArray[Any]) -> Payloads:
         """Inner chunks in stored axes, along the first axis; none of fill values."""
@@ -276,6 +288,21 @@ class Encoder:
                 return Payloads.of(dict.fromkeys(entries.tolist()))
             # A view would keep the memory of those that are not stored.
             chunks = chunks[kept] if len(kept) < len(chunks) else chunks
-        stored, encoded = self._chunks.encode(chunks, n_threads)
+        given = [chunks]
+        del chunks  # no name keeps them while they are encoded
+        stored, encoded = self._chunks.encode(given.pop(), n_threads)
         stored = kept[stored]
         return Payloads(entries[stored], encoded, np.delete(entries, stored))
+
+
+def _is_own(
+    chunk: NDArray[Any] | None, stored: Bytes, dtype: np.dtype[Any]
+) -> TypeGuard[NDArray[Any]]:
+    """Whether a decoded inner chunk can be changed, and nobody else has its memory."""
+    return (
+        chunk is not None
+        and chunk.flags.writeable
+        and chunk.flags.c_contiguous
+        and chunk.dtype == dtype
+        and not np.may_share_memory(chunk, stored)
+    )

@@ -1,0 +1,96 @@
+"""Writes of large inner chunks to local files stay within the memory limit."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+import gpushard
+from asked_store import put
+from gpushard.options import MIB
+from hostile_shards import ZSTD
+from memory_sweep import grown
+from spec_shards import CRC, LITTLE, document, sharding
+from test_memory_alone import named
+
+pytestmark = pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK),
+    reason="only Linux tells the highest memory of a process since a moment",
+)
+
+LIMIT = 64 * MIB
+N = 19 * MIB
+SHUFFLE = named("numcodecs.shuffle", elementsize=4)
+BLOSC = named("blosc", cname="zstd", clevel=1, shuffle="noshuffle", blocksize=0)
+BLOSC["configuration"]["typesize"] = 4
+CHAINS = {
+    "zstd": [LITTLE, ZSTD],
+    "zstd, crc32c": [LITTLE, ZSTD, CRC],
+    "shuffle, blosc": [LITTLE, SHUFFLE, BLOSC],
+}
+
+
+class Nothing:
+    nbytes = 0
+
+
+def put_array(place: Path, n: int, k: int, chain: list[Any]) -> gpushard.Array:
+    """A shard of `k` inner chunks of `n` bytes, which do not become smaller."""
+    shard = sharding((n // 4,), codecs=chain)
+    put(place, document((k * n // 4,), (k * n // 4,), shard, dtype="uint32"))
+    return opened(place)
+
+
+def opened(place: Path) -> gpushard.Array:
+    options = gpushard.Options(memory_limit=LIMIT, threads=2)
+    return gpushard.open_array(place, device="cpu", options=options)
+
+
+def noise(n: int) -> Any:
+    return np.random.default_rng(3).integers(0, 2**32, n // 4, "u4")
+
+
+def write_one(place: Path) -> Any:
+    opened(place)[7] = 5
+    return Nothing
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_write_of_one_element_holds_an_inner_chunk_twice(tmp_path, name):
+    for place, n in ("large", N), ("warm up", 4096):
+        put_array(tmp_path / place, n, 1, CHAINS[name])[:] = noise(n)
+    ctypes.CDLL(None).malloc_trim(0)
+    came, nbytes = grown(
+        partial(write_one, tmp_path / "large"),
+        partial(write_one, tmp_path / "warm up"),
+        0,
+    )
+    assert came == "read"
+    assert nbytes < LIMIT
+    expected = noise(N)
+    expected[7] = 5
+    assert np.array_equal(opened(tmp_path / "large")[:], expected)
+
+
+@pytest.mark.parametrize("packed", [None, "zstd"])
+def test_a_write_changes_no_bytes_that_the_store_has_given(packed):
+    store = MemoryStore()
+    compressors = [zarr.codecs.ZstdCodec()] if packed else None
+    a = zarr.create_array(
+        store, shape=(100,), chunks=(100,), dtype="u1", compressors=compressors
+    )
+    a[:] = 1
+    held = store._store_dict["c/0"].as_numpy_array()
+    before = held.copy()
+    written = gpushard.open_array(store, device="cpu")
+    written[5] = 9
+    assert np.array_equal(held, before)
+    assert written[4:7].tolist() == [1, 9, 1]
