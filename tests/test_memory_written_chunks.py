@@ -80,6 +80,26 @@ def test_a_write_of_one_element_holds_an_inner_chunk_twice(tmp_path, name):
     assert np.array_equal(opened(tmp_path / "large")[:], expected)
 
 
+@pytest.mark.parametrize("key", [slice(None), slice(3, -3)], ids=["whole", "part"])
+def test_a_write_does_not_hold_all_encoded_inner_chunks_of_a_shard(tmp_path, key):
+    n, k, values = 11 * MIB, 6, noise(66 * MIB)
+
+    def write(place: Path, values: Any) -> Any:
+        opened(place)[key] = values[key]
+        return Nothing
+
+    for place, size in ("large", n), ("warm up", 4096):
+        put_array(tmp_path / place, size, k, CHAINS["zstd"])[:] = 1
+    came, nbytes = grown(
+        partial(write, tmp_path / "large", values),
+        partial(write, tmp_path / "warm up", noise(k * 4096)),
+        0,
+    )
+    assert came == "read"
+    assert nbytes < LIMIT
+    assert np.array_equal(opened(tmp_path / "large")[key], values[key])
+
+
 @pytest.mark.parametrize("packed", [None, "zstd"])
 def test_a_write_changes_no_bytes_that_the_store_has_given(packed):
     store = MemoryStore()

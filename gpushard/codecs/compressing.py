@@ -22,6 +22,7 @@ from gpushard.codecs import libdeflate
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, EncodedArrays
 from gpushard.layout import CodecSpec
+from gpushard.memory.pages import in_pages
 from gpushard.workers import run_side_by_side
 
 Compress = Callable[[EncodedArrays, int], EncodedArrays]
@@ -61,10 +62,7 @@ def compressor(spec: CodecSpec, configuration: Mapping[str, Any]) -> Compress | 
         return _ZstdContexts(level, has_checksum=has_checksum).compress
     if spec.name == "numcodecs.shuffle":
         nbytes = configuration["elementsize"]
-        if not isinstance(nbytes, int):
-            return None
-        # zarr copies what this gives.
-        return partial(_each, numcodecs.Shuffle(nbytes).encode)
+        return partial(_each, _shuffle(nbytes)) if isinstance(nbytes, int) else None
     encode = _one_by_one(spec, configuration)
     return None if encode is None else partial(_each, encode)
 
@@ -151,6 +149,12 @@ def _lz4(acceleration: int) -> Encode:
         return _compress_lz4(data, acceleration)
 
     return encode
+
+
+def _shuffle(nbytes: int) -> Encode:
+    encode: Any = numcodecs.Shuffle(nbytes).encode
+    # zarr copies what this gives, and a C library keeps what is freed.
+    return lambda data: encode(data, in_pages(len(data)))
 
 
 def _gzip(level: Any) -> Encode:

@@ -43,6 +43,10 @@ class FileSlice:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def part(self, start: int, stop: int) -> FileSlice:
+        """Bytes ``[start, stop)`` of the slice."""
+        return FileSlice(self.fd, self.start + start, self.start + stop)
+
     def read(self) -> Bytes:
         """Read the bytes: uint8, host."""
         data = np.empty(len(self), np.uint8)
@@ -121,7 +125,7 @@ def _batches(pieces: Pieces) -> Iterator[FileSlice | list[Bytes]]:
     """Pieces to write with one call: a slice of a file, or bytes in memory."""
     some: list[Piece] = []
     n_read = 0
-    for piece in _joined_slices(pieces):
+    for piece in joined_slices(pieces):
         is_copied = isinstance(piece, FileSlice) and len(piece) >= _COPIED_NBYTES
         if some and (is_copied or len(some) == _MOST_BUFFERS or n_read > _HELD_NBYTES):
             yield _in_memory(some)
@@ -154,7 +158,7 @@ def _in_memory(pieces: Sequence[Piece]) -> list[Bytes]:
     ]
 
 
-def _joined_slices(pieces: Pieces) -> Iterator[Piece]:
+def joined_slices(pieces: Pieces) -> Iterator[Piece]:
     """Pieces that are not empty, with neighbours in one file joined to one piece."""
     last: FileSlice | None = None
     for piece in pieces:

@@ -15,6 +15,7 @@ import stat
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
 from gpushard.stores.file_locks import file_locks
 from gpushard.stores.local import LocalStore
+from gpushard.stores.spool import Spool
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -87,13 +89,30 @@ class LockedFile:
         status = self.directory.status(self.name)
         return None if status is None else status.st_size
 
-    def replace(self, pieces: Pieces | None) -> None:
-        """Replace the file in one step; None deletes it."""
+    @contextmanager
+    def spooled(self, most_nbytes: int) -> Generator[Spool]:
+        """Beginning of the next content, for `replace`; at the end it is dropped."""
+        temporary = _name_beside(self.name, _NEW)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        spool = Spool(partial(self.directory.open, temporary, flags), most_nbytes)
+        try:
+            yield spool
+        finally:
+            if spool.fd is not None:
+                with suppress(OSError):
+                    self.directory.unlink(temporary)
+            spool.close()
+
+    def replace(self, pieces: Pieces | None, spool: Spool | None = None) -> None:
+        """Replace the file in one step; None deletes it.
+
+        Pieces may lie in a `spool` of this file.
+        """
         if pieces is None:
             self.directory.unlink(self.name)
             self.drop_unfinished()
         else:
-            self._put(self.name, _name_beside(self.name, _NEW), pieces)
+            self._put(self.name, _name_beside(self.name, _NEW), pieces, spool)
         # The content that the note would restore has been replaced.
         self.directory.unlink(self.undo_name)
         self.directory.sync()
@@ -116,21 +135,33 @@ class LockedFile:
         """Drop the bytes that undo a write in place, after the write is done."""
         self.directory.unlink(self.undo_name)
 
-    def _put(self, name: str, temporary: str, pieces: Pieces) -> None:
+    def _put(
+        self, name: str, temporary: str, pieces: Pieces, spool: Spool | None = None
+    ) -> None:
         """Give a name these bytes in one step; all is durable except the name."""
+        rest = None if spool is None else spool.rest_of(pieces)
         try:
-            fd = self.directory.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            try:
-                write_all(fd, pieces)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            if spool is not None and spool.fd is not None and rest is not None:
+                write_all(spool.fd, rest)
+                os.fsync(spool.fd)
+            else:
+                if spool is not None and spool.fd is not None:
+                    self.directory.unlink(temporary)  # it is read on without a name
+                self._write_new(temporary, pieces)
             self.directory.rename(temporary, name)
         except (Exception, KeyboardInterrupt, SystemExit):
             # On a full disk, half a file would take the little room that others need.
             with suppress(OSError):
                 self.directory.unlink(temporary)
             raise
+
+    def _write_new(self, name: str, pieces: Pieces) -> None:
+        fd = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(fd, pieces)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def object_key_of(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,10 @@ from gpushard.selecting.selection import (
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.files import FileWriter, LockedFile
+from gpushard.stores.spool import Spool
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.workers import run_tasks
-from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.encode import SPOOLED_SHARE, Change, Encoder
 from gpushard.writing.in_place import (
     Patch,
     apply_patch,
@@ -185,14 +186,25 @@ class WriteSession:
         if self.source.layout.levels and not replaces and file.has_note():
             self.recover(file, region)
         # Only the index and the changed inner chunks are read.
-        with nullcontext() if is_whole else file.opened() as data:
+        with (
+            nullcontext() if is_whole else file.opened() as data,
+            self._spooled(file) as spool,
+        ):
             if data is not None:
                 self._refuse_large(region, len(data))
             patch = self._patch(file, region, data, change)
             if patch is None:
-                file.replace(self.encoder.object_pieces(region, data, change))
+                pieces = self.encoder.object_pieces(region, data, change, spool)
+                file.replace(pieces, spool)
         if patch is not None:
             self._patch_file(file, patch)
+
+    def _spooled(self, file: LockedFile) -> AbstractContextManager[Spool | None]:
+        """Takes encoded inner chunks if those of a shard need not fit memory."""
+        limit = self.source.options.memory_limit
+        if _COPIES * self.source.largest_shard_nbytes <= limit:
+            return nullcontext()
+        return file.spooled(limit // SPOOLED_SHARE)
 
     def _patch(
         self, file: LockedFile, region: Region, data: FileBytes | None, change: Change

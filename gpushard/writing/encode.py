@@ -16,6 +16,7 @@ from gpushard.reading.whole import shard_inside
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
+from gpushard.stores.spool import Spool
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
@@ -32,6 +33,8 @@ _COLUMNS_NBYTES = MIB
 
 # A changed inner chunk is held in its old, its new and its encoded form.
 _COPIES = 3
+# Encoded inner chunks of a large shard that goes to a file take this part of the limit.
+SPOOLED_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,22 @@ class Encoder:
         ]
 
     def object_pieces(
-        self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
+        self,
+        region: Region,
+        stored: Bytes | FileBytes | None,
+        change: Change | None,
+        spool: Spool | None = None,
     ) -> Pieces | None:
         """Stored object after a change (or rewritten); None if it becomes empty.
 
         `stored` has the object's bytes; None if there is no object, or none of it is
-        needed. Unchanged parts of a file are not read, so the file has to stay open.
+        needed. Unchanged parts of a file are not read, so the file has to stay open,
+        as has the `spool`, which takes what is encoded and does not fit memory.
         """
         around = self.source.layout.object_codecs
         if stored is not None and around:
             stored = shard_inside(self.source, region.coordinate, stored[:])
-        pieces = self._pieces(region, stored, change)
+        pieces = self._pieces(region, stored, change, None if around else spool)
         if pieces is None or not around:
             return pieces
         return [encode_bytes(around, join_pieces(pieces))]
@@ -182,7 +190,11 @@ class Encoder:
         return [index, *pieces] if region.has_index_at_start else [*pieces, index]
 
     def _pieces(
-        self, region: Region, stored: Bytes | FileBytes | None, change: Change | None
+        self,
+        region: Region,
+        stored: Bytes | FileBytes | None,
+        change: Change | None,
+        spool: Spool | None = None,
     ) -> Pieces | None:
         """The region's bytes after a change, without codecs around a whole object."""
         if change is not None and change.part.covers(region.extents):
@@ -195,7 +207,7 @@ class Encoder:
         changed: Iterator[Payloads] = iter(())
         if change is not None:
             changed = self.changed_payloads(region, shard, change)
-        assembly = Assembly(region.n_entries, changed)
+        assembly = Assembly(region.n_entries, changed, spool)
         if shard is not None:
             assembly.keep(shard)
         return self.laid_out(region, assembly)
@@ -204,7 +216,8 @@ class Encoder:
         """Inner chunks that the memory limit allows to be changed together."""
         options = self.source.options
         nbytes = max(1, self.source.whole_nbytes)
-        n = options.memory_limit // (_COPIES * nbytes)
+        left = options.memory_limit - options.memory_limit // SPOOLED_SHARE
+        n = left // (_COPIES * nbytes)
         usual = max(_BATCH_PER_THREAD * options.threads, _BATCH_NBYTES // nbytes)
         return max(1, min(usual, n))
 
@@ -288,6 +301,7 @@ class Encoder:
                 return Payloads.of(dict.fromkeys(entries.tolist()))
             # A view would keep the memory of those that are not stored.
             chunks = chunks[kept] if len(kept) < len(chunks) else chunks
+        self.source.room.note_taken(_COPIES * chunks.nbytes)
         given = [chunks]
         del chunks  # no name keeps them while they are encoded
         stored, encoded = self._chunks.encode(given.pop(), n_threads)

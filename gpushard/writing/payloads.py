@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
 from gpushard.planning.index import CORRUPT, MISSING
-from gpushard.stores.file_bytes import FileBytes, Piece
+from gpushard.stores.file_bytes import FileBytes, FileSlice, Piece
+from gpushard.stores.spool import Spool
 from gpushard.writing.shard import StoredShard, blank_entries
 
 
@@ -45,18 +46,50 @@ class Payloads(NamedTuple):
 
 
 class Assembly:
-    """Inner chunks of a shard that is to be written, as columns over its index."""
+    """Inner chunks of a shard that is to be written, as columns over its index.
 
-    def __init__(self, n_entries: int, changed: Iterable[Payloads]) -> None:
-        self._sources: list[Bytes | FileBytes] = []
+    Parameters
+    ----------
+    n_entries
+        Entries of the index.
+    changed
+        The changed inner chunks.
+    spool
+        Takes their bytes when there are too many. None: all are held.
+    """
+
+    def __init__(
+        self,
+        n_entries: int,
+        changed: Iterable[Payloads],
+        spool: Spool | None = None,
+    ) -> None:
+        self._sources: list[Bytes | FileBytes | FileSlice] = []
+        self._n_spooled = self._held_nbytes = 0
         self._is_there, self._is_changed = np.zeros((2, n_entries), bool)
         self._source, self._offset, self._nbytes = np.zeros((3, n_entries), np.int64)
         for payloads in changed:
-            entries, (_, buffer, offset, nbytes), gone = payloads
-            self._put(entries, buffer + len(self._sources), offset, nbytes)
-            self._sources += payloads.encoded.buffers
-            self._is_there[gone] = False
-            self._is_changed[entries] = self._is_changed[gone] = True
+            self._add(payloads)
+            del payloads  # nothing holds it while the next ones are encoded
+            if spool is not None and self._held_nbytes > spool.most_nbytes:
+                self._let_go(spool)
+
+    def _add(self, payloads: Payloads) -> None:
+        """Take changed inner chunks."""
+        entries, (buffers, buffer, offset, nbytes), gone = payloads
+        self._put(entries, buffer + len(self._sources), offset, nbytes)
+        self._sources += buffers
+        self._held_nbytes += sum(map(len, buffers))
+        self._is_there[gone] = False
+        self._is_changed[entries] = self._is_changed[gone] = True
+
+    def _let_go(self, spool: Spool) -> None:
+        """Move what is held in memory to a file."""
+        for i in range(self._n_spooled, len(self._sources)):
+            data = self._sources[i]
+            if isinstance(data, np.ndarray):
+                self._sources[i] = spool.take(data)
+        self._n_spooled, self._held_nbytes = len(self._sources), 0
 
     def keep(self, stored: StoredShard) -> None:
         """Take the inner chunks of a stored shard that did not change as they are.
@@ -108,6 +141,9 @@ class Assembly:
         runs = (source[firsts], start[firsts], stop[lasts])
         for number, *span in zip(*(column.tolist() for column in runs), strict=True):
             data = self._sources[number]
+            if isinstance(data, FileSlice):
+                yield data.part(*span)
+                continue
             at = slice(*span)
             yield data.unread_slice(at) if isinstance(data, FileBytes) else data[at]
 
