@@ -178,7 +178,7 @@ def test_no_more_ranges_are_under_way_at_once_than_requests_may_be() -> None:
             [
                 ByteRequest(f"k/{k}", 2**25 * i, 2**25 * i + 1, is_indexed=True)
                 for k in range(n_objects)
-                for i in range(20)
+                for i in range(60)
             ]
         )
         assert 0.9 * store.costs.concurrency <= most <= store.costs.concurrency

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -22,21 +21,23 @@ from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key, told
 from gpushard.stores.root import absolute
+from gpushard.stores.zarr_lanes import Lanes
 from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
-from gpushard.stores.zarr_loop import run_in_loop, run_without_loop, without_exits
+from gpushard.stores.zarr_loop import run_in_loop, run_without_loop
 from gpushard.stores.zarr_pieces import PiecedGets
 from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
 if TYPE_CHECKING:
+    import asyncio
+
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.buffer import BufferPrototype
 
-# An unknown store counts as behind a network; `ranged` explains the figures. zarr's
-# own default is 10 requests at once (`async.concurrency`).
+# An unknown store counts as behind a network; `ranged` explains the figures.
 _UNKNOWN_COSTS = FetchCosts(
     gap_nbytes=MIB,
     max_request_nbytes=4 * MIB,
-    concurrency=10,
+    concurrency=32,
     prefers_whole_objects=True,
     answers_in_own_memory=True,
     idle_gap_nbytes=64 * KIB,
@@ -89,6 +90,7 @@ class ZarrStore:
         self.costs = costs or _costs_of(store)
         self._is_near = loop is None and _never_waits(store)
         self._way = _way_to(self._objects, self.costs)
+        self._lanes = Lanes(self.costs.concurrency)
         self._zip_path = _zip_path(store)
         if self._zip_path is not None:
             after_fork(self._open_zip_anew)
@@ -217,35 +219,7 @@ class ZarrStore:
 
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
-        concurrency = self.costs.concurrency
-        if len(requests) == 1:  # nothing to run in parallel
-            return [*await self._way.answer(requests, concurrency)]
-        slots = asyncio.Semaphore(concurrency)
-        calls = self._calls(requests)
-        n_at_once = max(1, concurrency // max(1, len(calls)))
-
-        async def call(positions: Sequence[int]) -> Sequence[Fetched | None]:
-            async with slots:
-                some = [requests[i] for i in positions]
-                return await without_exits(self._way.answer(some, n_at_once))
-
-        # gather returns errors instead of raising, so that all requests end first.
-        answers = await asyncio.gather(*map(call, calls), return_exceptions=True)
-        found: list[Fetched | None] = [None] * len(requests)
-        for positions, answer in zip(calls, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            for i, fetched in zip(positions, answer, strict=True):
-                found[i] = fetched
-        return found
-
-    def _calls(self, requests: Sequence[ByteRequest]) -> Sequence[Sequence[int]]:
-        """Positions of the requests that are answered together, for each call."""
-        calls: dict[str | int, list[int]] = {}
-        for i, request in enumerate(requests):
-            is_joined = self._way.joins(request)
-            calls.setdefault(request.key if is_joined else i, []).append(i)
-        return list(calls.values())
+        return await self._lanes.answer(self._way, requests)
 
 
 def _objects_of(store: ZarrAbstractStore, prototype: BufferPrototype) -> ZarrObjects:

@@ -1,0 +1,189 @@
+"""Requests to a zarr store: how many are under way at once, over all threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore, WrapperStore
+
+import gpushard
+from gpushard.errors import StoreError
+from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.zarr_lanes import Lanes
+from gpushard.stores.zarr_store import ZarrStore
+
+N_SLOTS = 32
+
+
+class Far(WrapperStore):
+    """A store that takes a moment for each answer, and counts.
+
+    Attributes
+    ----------
+    most, n
+        Most `get`s that were under way at once, and how many there were.
+    """
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self._n_now = self.most = self.n = 0
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        self.n += 1
+        self._n_now += 1
+        self.most = max(self.most, self._n_now)
+        try:
+            await asyncio.sleep(0.01)
+            return await self.answer(key, prototype, byte_range)
+        finally:
+            self._n_now -= 1
+
+    async def answer(self, key: str, prototype: Any, byte_range: Any) -> Any:
+        return await super().get(key, prototype, byte_range)
+
+    def take(self) -> tuple[int, int]:
+        taken = self.n, self.most
+        self.n = self.most = 0
+        return taken
+
+
+def objects(n: int) -> MemoryStore:
+    buffer = default_buffer_prototype().buffer
+    return MemoryStore({f"k/{i}": buffer.from_bytes(bytes([i])) for i in range(n)})
+
+
+def test_a_column_over_many_shards_has_32_requests_under_way() -> None:
+    memory = MemoryStore()
+    values = np.arange(300 * 8, dtype="i4").reshape(300, 8)
+    z = zarr.create_array(
+        memory, shape=(300, 8), shards=(1, 8), chunks=(1, 1), dtype="i4"
+    )
+    z[...] = values
+    store = Far(memory)
+    a = gpushard.open_array(store, device="cpu")
+    store.take()
+    assert a[:, 3].tolist() == values[:, 3].tolist()
+    assert store.take() == (600, N_SLOTS)
+
+
+def test_requests_of_all_threads_count_together() -> None:
+    store = Far(objects(200))
+    reader, n_threads = ZarrStore(store), 8
+
+    def read(thread: int) -> list[int]:
+        keys = range(25 * thread, 25 * thread + 25)
+        answers = reader.read([ByteRequest(f"k/{i}") for i in keys])
+        return [a.data.tolist()[0] for a in answers if a is not None]
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        found = [*pool.map(read, range(n_threads))]
+    assert sorted(i for some in found for i in some) == [*range(200)]
+    n, most = store.take()
+    assert n == 200
+    assert N_SLOTS <= most <= N_SLOTS + n_threads
+
+
+class Held(Far):
+    """A store that answers long reads (of ``k/``) only when it is let go."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.is_crowded, self.may_go = threading.Event(), threading.Event()
+
+    async def answer(self, key: str, prototype: Any, byte_range: Any) -> Any:
+        if key.startswith("k/"):
+            if self._n_now >= N_SLOTS:
+                self.is_crowded.set()
+            while not self.may_go.is_set():
+                await asyncio.sleep(0.001)
+        return await super().answer(key, prototype, byte_range)
+
+
+def test_a_short_read_does_not_wait_for_the_end_of_long_ones() -> None:
+    store = Held(objects(50))
+    reader = ZarrStore(store)
+
+    def read_long() -> list[Fetched | None]:
+        return reader.read([ByteRequest(f"k/{i}") for i in range(50)])
+
+    with ThreadPoolExecutor(2) as pool:
+        long = [pool.submit(read_long) for _ in range(2)]
+        try:
+            assert store.is_crowded.wait(10)
+            assert reader.read([ByteRequest("s/0"), ByteRequest("s/1")]) == [None, None]
+        finally:
+            store.may_go.set()
+        assert all(None not in future.result() for future in long)
+
+
+class Failing(Far):
+    async def answer(self, key: str, prototype: Any, byte_range: Any) -> Any:
+        if key in ("k/3", "k/5"):
+            raise RuntimeError(f"boom {key}")
+        return await super().answer(key, prototype, byte_range)
+
+    async def getsize(self, key: str) -> int:
+        raise NotImplementedError
+
+
+def test_after_an_error_no_more_requests_are_made_and_the_next_read_has_all_slots():
+    store = Failing(objects(200))
+    reader = ZarrStore(store)
+    with pytest.raises(StoreError, match="boom k/3"):
+        reader.read([ByteRequest(f"k/{i}") for i in range(200)])
+    assert store.take()[0] < 2 * N_SLOTS
+    reader.read([ByteRequest(f"k/{i}") for i in range(10, 110)])
+    assert store.take() == (100, N_SLOTS)
+
+
+class Way:
+    """Answers calls for many ranges of an object after a moment, and counts ranges."""
+
+    def __init__(self) -> None:
+        self.n_now, self.most = 0, 0
+
+    def joins(self, request: ByteRequest) -> bool:
+        return request.is_indexed
+
+    async def answer(self, requests: Any, n_at_once: int) -> Any:
+        self.n_now += n_at_once
+        self.most = max(self.most, self.n_now)
+        await asyncio.sleep(0.005)
+        self.n_now -= n_at_once
+        return [Fetched(np.empty(0, np.uint8), None, None)] * len(requests)
+
+
+def ranges(n_objects: int, n_each: int) -> list[ByteRequest]:
+    return [
+        ByteRequest(f"k/{k}", 9 * i, 9 * i + 1, is_indexed=True)
+        for k in range(n_objects)
+        for i in range(n_each)
+    ]
+
+
+@pytest.mark.parametrize("n_objects", [1, 3, 100])
+def test_reads_of_many_ranges_of_an_object_share_the_slots(n_objects: int) -> None:
+    async def read() -> None:
+        requests = ranges(n_objects, 20)
+        answers = await asyncio.gather(*[lanes.answer(way, requests) for _ in range(5)])
+        assert all(None not in found for found in answers)
+
+    lanes, way = Lanes(N_SLOTS), Way()
+    asyncio.run(read())
+    assert N_SLOTS <= way.most <= N_SLOTS + 5
+
+
+def test_lanes_work_in_one_loop_after_another() -> None:
+    lanes, way = Lanes(2), Way()
+    for _ in range(2):
+        # More than there are slots: who waits for one belongs to the loop.
+        found = asyncio.run(lanes.answer(way, ranges(9, 1)))
+        assert len(found) == 9
+    assert way.most == 2
