@@ -203,6 +203,26 @@ def test_the_first_read_of_a_whole_shard_is_one_request_and_the_next_by_size(tmp
         assert len(store.take()) == n_expected
 
 
+class Meeting(CountingStore):
+    """Answers calls for payload, of which two must be under way at once."""
+
+    def __init__(self, store, costs):
+        super().__init__(store, costs)
+        self._both = threading.Barrier(2)
+
+    def read(self, requests):
+        if all(request.start >= 0 for request in requests):
+            self._both.wait(10)
+        return super().read(requests)
+
+
+def test_a_little_of_a_whole_shard_and_of_ranges_is_fetched_side_by_side(tmp_path):
+    values = np.arange(2 * 64, dtype="i4").reshape(16, 8)
+    zarr.create_array(tmp_path / "a", data=values, chunks=(1, 8), shards=(8, 8))
+    a = gpushard.open_array(Meeting(LocalStore(tmp_path / "a"), NETWORK_COSTS))
+    assert a[:10].tolist() == values[:10].tolist()
+
+
 def test_a_larger_shard_is_never_one_request_for_its_parts_come_side_by_side(tmp_path):
     store = CountingStore(LocalStore(put_shard(tmp_path, 20)), NETWORK_COSTS)
     a = gpushard.open_array(store)

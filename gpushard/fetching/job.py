@@ -166,7 +166,10 @@ class Job:
         # Of a rectilinear grid, the first inner chunk may be far smaller than others.
         is_regular = source.chunk_shape is not None
         chunk_nbytes = source.chunk_nbytes if is_regular else source.whole_nbytes
-        if n_chunks <= 1 or n_chunks * chunk_nbytes < SMALLEST_SHARE_NBYTES:
+        # Over a network even little work waits, and may as well wait side by side.
+        is_little = n_chunks * chunk_nbytes < SMALLEST_SHARE_NBYTES
+        is_near = not source.store.costs.prefers_whole_objects
+        if n_chunks <= 1 or (is_little and is_near):
             return 1
         if self.sink.batch_nbytes is not None:
             # Workers that find no free slot have planned the next batches meanwhile.
