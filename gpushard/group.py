@@ -28,7 +28,13 @@ from gpushard.hierarchies.documents import (
     join,
 )
 from gpushard.layout import ArrayLayout
-from gpushard.metadata import group_below, load_array, load_group, parse_array
+from gpushard.metadata import (
+    group_below,
+    load_array,
+    load_group,
+    load_node,
+    parse_array,
+)
 from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
@@ -306,12 +312,10 @@ def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
     MetadataError, UnsupportedError, StoreError
         It cannot be opened.
     """
-    try:
-        return load_array(store, path, options)
-    except MetadataError as error:
-        if error.json_path != "node_type":
-            raise
-    return Group(store, load_group(store, path), "cpu", options)
+    node = load_node(store, path, options)
+    if isinstance(node, ArrayLayout):
+        return node
+    return Group(store, node, "cpu", options)
 
 
 def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:

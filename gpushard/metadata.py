@@ -138,6 +138,41 @@ def load_group(
     if document is None or v3_draft.is_root(document):
         return _load_older_group(store, path, document is None, use_consolidated)
     _check_node(document, path, "group")
+    return _group_of(store, path, document, use_consolidated)
+
+
+def load_node(
+    store: Store, path: str, options: Options = DEFAULT
+) -> ArrayLayout | GroupDocument:
+    """Layout of the array at `path` of a store, or the group there.
+
+    Raises
+    ------
+    NotFoundError, MetadataError, UnsupportedError, StoreError
+        As for `load_array`, and as for `load_group` if there is a group.
+    """
+    path = path.strip("/")
+    document = read_document(store, join(path, V3_DOCUMENT), path)
+    if document is None or v3_draft.is_root(document):
+        try:
+            return _load_older_array(store, path, document is None, options)
+        except MetadataError as error:
+            if error.json_path != "node_type":
+                raise
+        return _load_older_group(store, path, document is None, None)
+    if document.get("node_type") == "group":
+        _check_node(document, path, "group")
+        return _group_of(store, path, document, None)
+    return parse_array(document, path, options)
+
+
+def _group_of(
+    store: Store,
+    path: str,
+    document: Mapping[str, Any],
+    use_consolidated: bool | None,
+) -> GroupDocument:
+    """Group of Zarr v3 that a document describes; see `load_group`."""
     try:
         attributes = _attributes_of_group(document)
         consolidated = None

@@ -8,6 +8,7 @@ import zarr
 
 import gpushard
 from gpushard.cli.description import describe
+from gpushard.group import node_at
 from gpushard.metadata import group_below, load_array, load_group
 from gpushard.options import DEFAULT
 from gpushard.stores.local import LocalStore
@@ -35,6 +36,22 @@ def v2_place(tmp_path):
         array[...] = VALUES
         array.attrs["name"] = name
     return place
+
+
+class Noting(LocalStore):
+    """Notes the keys that it is asked for together."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.asked = []
+
+    def get(self, key):
+        self.asked.append([key])
+        return super().get(key)
+
+    def read(self, requests):
+        self.asked.append(sorted(request.key for request in requests))
+        return super().read(requests)
 
 
 def test_a_v2_group_lists_its_arrays_and_groups(v2_place):
@@ -88,19 +105,35 @@ def test_consolidated_v2_metadata_spare_the_listing(v2_place):
 def test_a_v2_document_and_its_attributes_are_waited_for_once(
     v2_place, open_one, path, first, then
 ):
-    asked = []
+    store = Noting(v2_place / path)
+    assert open_one(store).attrs
+    assert store.asked == [*([key] for key in first), then]
 
-    class Noting(LocalStore):
-        def get(self, key):
-            asked.append([key])
-            return super().get(key)
 
-        def read(self, requests):
-            asked.append(sorted(request.key for request in requests))
-            return super().read(requests)
+def test_a_node_of_either_kind_is_found_with_one_look(tmp_path):
+    zarr.create_group(tmp_path).create_array("b", shape=(3,), dtype="i4")
+    store = Noting(tmp_path)
+    assert list(node_at(store, "", DEFAULT)) == ["b"]
+    assert store.asked[0] == ["zarr.json"]
+    assert ["zarr.json"] not in store.asked[1:]
+    store.asked.clear()
+    assert node_at(store, "b", DEFAULT).shape == (3,)
+    assert store.asked == [["b/zarr.json"]]
 
-    assert open_one(Noting(v2_place / path)).attrs
-    assert asked == [*([key] for key in first), then]
+
+def test_of_a_v2_node_of_either_kind_the_v3_document_is_asked_for_once(v2_place):
+    store = Noting(v2_place)
+    assert list(node_at(store, "", DEFAULT)) == ["a", "b"]
+    assert store.asked.count(["zarr.json"]) == 1
+
+
+def test_hierarchies_around_a_path_are_looked_for_together(tmp_path):
+    store = Noting(tmp_path)
+    with pytest.raises(gpushard.NotFoundError):
+        load_array(store, "x/y/z")
+    around = ["x/y/z/zarr.json", "x/y/zarr.json", "x/zarr.json", "zarr.json"]
+    assert sorted(around) in store.asked
+    assert len(store.asked) == 4  # before, those of Zarr v3 and of v2
 
 
 def test_a_v2_group_is_no_array_and_a_v2_array_no_group(v2_place):

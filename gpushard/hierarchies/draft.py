@@ -17,10 +17,12 @@ from gpushard.hierarchies.documents import (
     GroupDocument,
     NodeType,
     array_instead,
+    decode_document,
     group_instead,
     join,
     listed,
     read_document,
+    read_together,
 )
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
@@ -98,16 +100,18 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
 def _find(store: Store, path: str) -> _Node | None:
     """The hierarchy around `path`, and the place of `path` in it."""
     parts = path.split("/") if path else []
-    for n in range(len(parts), -1, -1):
-        root = "/".join(parts[:n])
-        document = read_document(store, join(root, V3_DOCUMENT), path)
-        if document is None:
+    roots = ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
+    keys = [join(root, V3_DOCUMENT) for root in roots]
+    # Together: of a path where nothing lies, all are asked for.
+    for n, data in enumerate(read_together(store, keys)):
+        if data is None:
             continue
+        document = decode_document(data, V3_DOCUMENT, path)
         if not v3_draft.is_root(document):
             return None
         with parsing(path):
             suffix = v3_draft.parse_root(document)
-        return _Node(root, "/".join(parts[n:]), suffix)
+        return _Node(roots[n], "/".join(parts[len(parts) - n :]), suffix)
     return None
 
 
