@@ -22,10 +22,12 @@ from gpushard.group import Group, all_groups, open_group
 from gpushard.integrations.xarray_arrays import (
     FILL_VALUES,
     CfDecoding,
+    CoordinateArray,
+    Coordinates,
     DecodedArray,
     LazyArray,
 )
-from gpushard.options import DEFAULT, Options
+from gpushard.options import DEFAULT, MIB, Options
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device
@@ -50,6 +52,8 @@ _PARAMETERS = (
 _ABOUT_VALUES = ("mask_and_scale", "decode_times", "decode_timedelta", "use_cftime")
 # Attributes of what xarray decodes with NumPy only.
 _FOR_NUMPY = {"_Unsigned", "dtype"}
+# Coordinates up to this size are read together.
+_SHORT_NBYTES = MIB
 # What a device can hold and compute with.
 _NUMBERS = "biufc"
 
@@ -200,18 +204,24 @@ class _GroupStore(AbstractDataStore):
             with naming(array.source.store, array.path):
                 if name in _dimensions(array):
                     on_host.add(name)
+        short = {n: Array(a.source) for n, a in arrays.items() if _is_short(n, a)}
+        together = Coordinates(short)
+        lazy = {n: CoordinateArray(n, a, together) for n, a in short.items()}
         return {
-            name: self._variable(name, array, on_host=name in on_host)
+            name: self._variable(name, array, lazy.get(name), on_host=name in on_host)
             for name, array in arrays.items()
         }
 
-    def _variable(self, name: str, array: Array, *, on_host: bool) -> Variable:
+    def _variable(
+        self, name: str, array: Array, coordinate: LazyArray | None, *, on_host: bool
+    ) -> Variable:
         dimensions, attributes = _dimensions(array), _attributes(array)
         encoding = _encoding(array, dimensions)
         probe = None if on_host else self._probe(name, array, dimensions, attributes)
         if probe is None:
-            lazy = LazilyIndexedArray(LazyArray(Array(array.source)))
-            return Variable(dimensions, lazy, attributes, encoding)
+            lazy = coordinate or LazyArray(Array(array.source))
+            data = LazilyIndexedArray(lazy)
+            return Variable(dimensions, data, attributes, encoding)
         packed = LazyArray(array)
         decoding = CfDecoding.of(probe.dtype, probe.encoding)
         changes = decoding.changes(array.dtype)
@@ -248,6 +258,14 @@ class _GroupStore(AbstractDataStore):
             if value is not None:
                 given[parameter] = value
         return given
+
+
+def _is_short(name: str, array: Array) -> bool:
+    """Whether xarray makes an index of an array, and would wait for it and not read."""
+    if _dimensions(array) != (name,) or array.dtype.kind in "OT":
+        return False
+    is_far = array.source.store.costs.prefers_whole_objects
+    return is_far and array.nbytes <= _SHORT_NBYTES
 
 
 def _referred_to(attributes: Mapping[str, Any]) -> Iterator[str]:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from gpushard.array import Array
+from gpushard.damage import ENDS_READ
+from gpushard.errors import GpushardError
 from gpushard.integrations.xarray_points import read_points
+from gpushard.placing.outputs import new_output
+from gpushard.reading.joined import ArrayRead, read_joined
+from gpushard.report import Tally
 from gpushard.selecting import expressions
+from gpushard.selecting.selection import whole
 from gpushard.stop_flag import StopFlag, call_for
 
 FILL_VALUES = ("_FillValue", "missing_value")
@@ -52,6 +60,61 @@ class LazyArray(_Awaitable):
         if isinstance(key, indexing.VectorizedIndexer):
             return read_points(self.array, key.tuple)
         return self.array.read(expressions.orthogonal(key.tuple, self.shape))
+
+
+class Coordinates:
+    """Short coordinates of a dataset: the first read of one reads all of them.
+
+    xarray reads them one after the other when it opens a dataset, and over a network
+    would wait for each.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._unread = dict(arrays)
+        self._values: dict[str, NDArray[Any]] = {}
+
+    def values(self, name: str) -> NDArray[Any] | None:
+        """All elements of a coordinate; None if it has to be read alone."""
+        # Without a lock: who comes while another thread reads them reads its own.
+        unread, self._unread = self._unread, {}
+        # If one cannot be read, each tells so itself.
+        with suppress(GpushardError):
+            self._values.update(_read_together(unread))
+        return self._values.get(name)
+
+    def drop(self, name: str) -> None:
+        """Forget a coordinate that was read whole: later reads are of the store."""
+        self._values.pop(name, None)
+
+
+def _read_together(arrays: Mapping[str, Array]) -> dict[str, NDArray[Any]]:
+    """All elements of some arrays, by name."""
+    selected = {name: whole(array.shape) for name, array in arrays.items()}
+    values = {n: new_output(a.shape, a.dtype) for n, a in arrays.items()}
+    reads = [ArrayRead(a.source, [selected[n]], [values[n]]) for n, a in arrays.items()]
+    read_joined(reads, Tally(), ENDS_READ)
+    return values
+
+
+class CoordinateArray(LazyArray):
+    """One of some coordinates that are read together."""
+
+    def __init__(self, name: str, array: Array, coordinates: Coordinates) -> None:
+        super().__init__(array)
+        self._name = name
+        self._coordinates = coordinates
+
+    def __reduce__(self) -> tuple[type[LazyArray], tuple[Array]]:
+        return LazyArray, (self.array,)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        values = self._coordinates.values(self._name)
+        if values is None:
+            return super().__getitem__(key)
+        (chosen,) = key.tuple
+        if isinstance(chosen, slice) and len(values[chosen]) == len(values):
+            self._coordinates.drop(self._name)
+        return values[chosen].copy()
 
 
 @dataclass(frozen=True)

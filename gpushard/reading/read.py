@@ -158,6 +158,9 @@ def _blocks_left(prepared: Prepared) -> list[tuple[Job, Iterator[Block]]]:
 def _n_workers(jobs: Sequence[Job]) -> int:
     """Number of threads that suits the job with most work, and fits all jobs."""
     worth = max((job.n_workers for job in jobs), default=1)
+    if len(jobs) > 1:  # of one inner chunk each, maybe, but over a network they wait
+        far = [j.source for j in jobs if j.source.store.costs.prefers_whole_objects]
+        worth = max([worth, *(source.most_workers for source in far)])
     return min([worth, *(job.source.room.most_workers for job in jobs)])
 
 
