@@ -29,7 +29,7 @@ class Far(WrapperStore):
     Attributes
     ----------
     most, keys
-        Most requests that were under way at once, and what they were for.
+        Most requests for chunks that were under way at once, and what they were for.
     """
 
     def __init__(self, store):
@@ -37,11 +37,13 @@ class Far(WrapperStore):
         self._n_now, self.most, self.keys = 0, 0, []
 
     async def get(self, key, prototype, byte_range=None):
-        self._n_now += 1
-        self.most = max(self.most, self._n_now)
-        self.keys.append(key)
+        is_document = "/c/" not in key
+        if not is_document:
+            self._n_now += 1
+            self.most = max(self.most, self._n_now)
+            self.keys.append(key)
         await asyncio.sleep(0.02)
-        self._n_now -= 1
+        self._n_now -= not is_document
         return await super().get(key, prototype, byte_range)
 
 
@@ -50,7 +52,7 @@ def put():
     group = zarr.create_group(memory := MemoryStore())
     for name, n in LENGTHS.items():
         coordinate = group.create_array(
-            name, shape=(n,), dtype="f8", chunks=(20,), dimension_names=[name]
+            name, shape=(n,), dtype="f8", dimension_names=[name]
         )
         coordinate[...] = np.arange(n) * 0.5
     group["time"].attrs["units"] = "hours since 2020-01-01"
@@ -62,15 +64,13 @@ def put():
 
 
 def opened(store, **how):
-    dataset = xr.open_dataset(store, engine="gpushard", consolidated=False, **how)
-    store.keys = [key for key in store.keys if "/c/" in key]
-    return dataset
+    return xr.open_dataset(store, engine="gpushard", consolidated=False, **how)
 
 
 def test_coordinates_are_fetched_side_by_side_and_once():
     store = put()
     dataset = opened(store)
-    chunks = ["time/c/0", "time/c/1", "x/c/0", "y/c/0"]
+    chunks = ["time/c/0", "x/c/0", "y/c/0"]
     assert sorted(store.keys) == chunks
     assert store.most == len(chunks)
     assert dataset.x.values.tolist() == [i * 0.5 for i in range(16)]
