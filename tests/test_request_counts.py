@@ -273,6 +273,33 @@ def test_indexes_of_nested_shards_are_fetched_without_what_lies_between(tmp_path
     assert sorted(sizes) == [1] * 8 + [8 * 16 + 4] * 8
 
 
+@pytest.mark.parametrize(
+    ("side_kib", "n_indexes"), [(256, 40), (96, 0)], ids=["wide", "narrow"]
+)
+def test_nested_shards_between_many_indexes_are_not_fetched_twice(
+    tmp_path, side_kib, n_indexes
+):
+    """Of 40 nested shards; one of 96 KiB is less than a wait for another request."""
+    side = side_kib * KIB
+    values = np.repeat(np.arange(1, 41, dtype="u1")[:, None], side, 1)
+    inner = ShardingCodec(chunk_shape=(1, side // 8))
+    outer = ShardingCodec(chunk_shape=(1, side), codecs=[inner])
+    how = {"chunks": values.shape, "serializer": outer, "compressors": None}
+    zarr.create_array(tmp_path / "a", data=values, **how)
+    costs = replace(NETWORK_COSTS, idle_gap_nbytes=64 * KIB)
+    store = CountingStore(LocalStore(tmp_path / "a"), costs)
+    options = Options(whole_object_max_nbytes=0, **PLAIN)
+    a = gpushard.open_array(store, options=options)
+    store.take()
+    assert np.array_equal(a[...], values)
+    _, *asked = store.take()
+    sizes = [stop - start for _, start, stop in asked]
+    indexes = [n for n in sizes if n <= 8 * 16 + 4]
+    assert len(indexes) == n_indexes
+    twice_nbytes = sum(sizes) - values.nbytes
+    assert (twice_nbytes < 64 * KIB) == bool(n_indexes)
+
+
 @pytest.mark.parametrize("most", [MIB, 3 * MIB, 2**62])
 def test_the_largest_request_is_what_a_store_wants(tmp_path, most):
     costs = FetchCosts(64 * KIB, most, 4, prefers_whole_objects=False)
