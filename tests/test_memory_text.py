@@ -98,3 +98,20 @@ def test_only_inner_chunks_of_little_text_are_decoded_side_by_side(
         both = [pool.submit(a.source.decode, encoded, (n,)) for _ in range(2)]
         assert all((one.result() == "ä" * 50).all() for one in both)
     assert bool(met) != is_alone
+
+
+@measured
+def test_a_conversion_counts_the_text_that_it_holds(tmp_path):
+    word, n, k = "ä" * 60, 4096, 150
+    place = put(tmp_path / "a", word, n, k)
+    warm = put(tmp_path / "warm up", word, 8)
+
+    def convert(place: Any) -> Any:
+        options = gpushard.Options(threads=2, memory_limit=LIMIT)
+        target = place.with_name(f"{place.name} converted")
+        gpushard.convert(place, target, options=options)
+        return np.zeros(0)
+
+    came, nbytes = grown(partial(convert, place), partial(convert, warm), 0)
+    assert came == "read"
+    assert nbytes < LIMIT

@@ -139,6 +139,7 @@ class Copy:
             )
             change = Change(inside, values)
             changed += encoder.changed_payloads(region, None, change)
+            del values, change  # the next slab is read without this one
         return encoder.laid_out(region, Assembly(region.n_entries, changed))
 
     def _compare(self, cell: Cell, advance: Advance) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from gpushard.codecs.bytes import UNSIZED_KINDS
 from gpushard.converting.shapes import Shape
 from gpushard.errors import OptionError
 from gpushard.layout import ArrayLayout, in_c_order
@@ -24,6 +25,9 @@ _READ_SHARE = 4
 _INDEX_SHARE = 2
 # Per thread, an encoder holds this many inner chunks, each decoded and encoded.
 _CHUNKS_PER_THREAD, _COPIES = 4, 2
+# Nobody knows how long texts are before they are read. Most take less, with the room
+# that NumPy leaves for more.
+_TEXT_NBYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,15 @@ def budget_for(
     left = room - held_nbytes
     if left < chunk_nbytes:
         raise _too_small(limit, held_nbytes + chunk_nbytes, least_read_nbytes)
+    if target.dtype.kind in UNSIZED_KINDS:  # what is encoded is counted without text
+        itemsize += _TEXT_NBYTES
+    values_nbytes = prod(shard) * itemsize
     counts, slab = (1,) * len(shard), shard
-    if left >= shard_nbytes:
-        counts = _counts(source, target, left // (2 * shard_nbytes))
-        tile_nbytes = prod(counts) * shard_nbytes
+    if left >= values_nbytes:
+        counts = _counts(source, target, left // (2 * values_nbytes))
+        tile_nbytes = prod(counts) * values_nbytes
     else:
-        slab = _slab(shard, chunk, left // chunk_nbytes)
+        slab = _slab(shard, chunk, max(1, left // (prod(chunk) * itemsize)))
         tile_nbytes = prod(slab) * itemsize
     in_flight = tile_nbytes + held_nbytes
     n_tiles = max(
