@@ -143,6 +143,21 @@ def test_after_an_error_no_more_requests_are_made_and_the_next_read_has_all_slot
     assert store.take() == (100, N_SLOTS)
 
 
+class Leaving(Far):
+    """A store that raises for one key what ends coroutines."""
+
+    async def answer(self, key: str, prototype: Any, byte_range: Any) -> Any:
+        if key == "k/3":
+            raise GeneratorExit
+        return await super().answer(key, prototype, byte_range)
+
+
+def test_a_request_whose_coroutine_ended_is_no_missing_object() -> None:
+    reader = ZarrStore(Leaving(objects(40)))
+    with pytest.raises(GeneratorExit):
+        reader.read([ByteRequest(f"k/{i}") for i in range(40)])
+
+
 class Way:
     """Answers calls for many ranges of an object after a moment, and counts ranges."""
 
@@ -187,3 +202,15 @@ def test_lanes_work_in_one_loop_after_another() -> None:
         found = asyncio.run(lanes.answer(way, ranges(9, 1)))
         assert len(found) == 9
     assert way.most == 2
+
+
+def test_requests_of_lanes_that_others_cancel_are_no_missing_objects() -> None:
+    async def read() -> None:
+        reading = asyncio.create_task(Lanes(2).answer(Way(), ranges(9, 1)))
+        await asyncio.sleep(0)  # the lanes are there, and have not begun
+        for lane in asyncio.all_tasks() - {reading, asyncio.current_task()}:
+            lane.cancel()
+        await reading
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(read())

@@ -25,7 +25,8 @@ class _Read(NamedTuple):
     n_at_once
         Requests that a call may have under way at once.
     found
-        Answer to each request; the error of a call at the first of its requests.
+        Answer to each request; the error of a call at the first of its requests. Until
+        then an error, so that no request counts as answered that lost its lane.
     waiting
         Lanes that wait for a slot; they end when no call is left.
     """
@@ -56,7 +57,8 @@ class _Read(NamedTuple):
             answers = await without_exits(self.way.answer(some, n_at_once))
             for i, fetched in zip(positions, answers, strict=True):
                 self.found[i] = fetched
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  raised later
+        # A `GeneratorExit` may be of the store; if it ends the lane, nothing follows.
+        except (Exception, asyncio.CancelledError, GeneratorExit) as error:  # noqa: BLE001  raised later
             self.found[positions[0]] = error
             self.left.clear()
             self.end_waiting()
@@ -89,10 +91,11 @@ class Lanes:
         calls = _calls(way, requests)
         n_lanes = min(len(calls), self._n_slots)
         n_at_once = self._n_slots // max(1, n_lanes)
-        found: list[Fetched | BaseException | None] = [None] * len(requests)
+        lost: list[Fetched | BaseException | None] = [asyncio.CancelledError()]
+        found = lost * len(requests)
         read = _Read(way, requests, deque(calls), n_at_once, found, set())
         lanes = [self._run(read, is_first=n == 0) for n in range(n_lanes)]
-        # What ends a lane is among the answers, or it was cancelled.
+        # What ends a lane is among the answers, or others have cancelled it.
         await asyncio.gather(*lanes, return_exceptions=True)
         answers: list[Fetched | None] = []
         for fetched in found:
