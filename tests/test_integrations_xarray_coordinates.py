@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -76,6 +77,18 @@ def test_coordinates_are_fetched_side_by_side_and_once():
     assert dataset.x.values.tolist() == [i * 0.5 for i in range(16)]
     last = np.datetime64("2020-01-01T19:30")
     assert (dataset.time.values[-1], dataset.sizes) == (last, LENGTHS)
+
+
+def test_once_a_dataset_is_open_coordinates_are_read_from_the_store(monkeypatch):
+    store = put()
+    dataset = opened(store, create_default_indexes=False, cache=False)
+    assert dataset.x[3].item() == 1.5
+    zarr.open_array(store._store, path="y")[...] = 7
+    later_s = time.monotonic() + 60
+    clock = "gpushard.integrations.xarray_arrays.monotonic"
+    monkeypatch.setattr(clock, lambda: later_s, raising=False)
+    assert dataset.y[3].item() == 7
+    assert dataset.y.values.tolist() == [7] * 8
 
 
 def test_a_coordinate_that_was_read_whole_is_read_again_from_the_store():

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ from gpushard.stop_flag import StopFlag, call_for
 
 FILL_VALUES = ("_FillValue", "missing_value")
 """Attributes that name packed values of missing elements."""
+
+# From its first coordinates on, xarray may take so long to open a dataset. Who reads a
+# coordinate later gets what the store has then.
+_OPENING_S = 10
 
 
 class _Awaitable(BackendArray):
@@ -72,14 +77,19 @@ class Coordinates:
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._unread = dict(arrays)
         self._values: dict[str, NDArray[Any]] = {}
+        self._ended_at_s = 0.0
 
     def values(self, name: str) -> NDArray[Any] | None:
         """All elements of a coordinate; None if it has to be read alone."""
         # Without a lock: who comes while another thread reads them reads its own.
         unread, self._unread = self._unread, {}
-        # If one cannot be read, each tells so itself.
-        with suppress(GpushardError):
-            self._values.update(_read_together(unread))
+        if unread:
+            # If one cannot be read, each tells so itself.
+            with suppress(GpushardError):
+                self._values.update(_read_together(unread))
+            self._ended_at_s = monotonic()
+        elif monotonic() > self._ended_at_s + _OPENING_S:
+            self._values.clear()
         return self._values.get(name)
 
     def drop(self, name: str) -> None:
