@@ -253,6 +253,24 @@ def test_a_draft_array_is_read_from_a_store_that_cannot_list():
         load_group(DocumentStore(objects, can_list=False), "")
 
 
+class Forbidding(DocumentStore):
+    """A store that lets nobody read at its root."""
+
+    def read(self, requests):
+        if any(request.key == "zarr.json" for request in requests):
+            raise gpushard.StoreError("forbidden")
+        return super().read(requests)
+
+
+def test_a_draft_hierarchy_is_read_below_a_place_that_may_not_be_read():
+    objects = {f"h/{key}": data for key, data in draft_objects("a").items()}
+    store = Forbidding(objects)
+    assert load_array(store, "h/a").shape == (3, 4)
+    assert list(load_group(store, "h").contents.children) == ["a"]
+    with pytest.raises(gpushard.StoreError, match="forbidden"):
+        load_array(store, "i/a")
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "json_path"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,7 @@ def _find(store: Store, path: str) -> _Node | None:
     parts = path.split("/") if path else []
     roots = ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]
     keys = [join(root, V3_DOCUMENT) for root in roots]
-    # Together: of a path where nothing lies, all are asked for.
-    for n, data in enumerate(read_together(store, keys)):
+    for n, data in enumerate(_read_upwards(store, keys)):
         if data is None:
             continue
         document = decode_document(data, V3_DOCUMENT, path)
@@ -113,6 +112,17 @@ def _find(store: Store, path: str) -> _Node | None:
             suffix = v3_draft.parse_root(document)
         return _Node(roots[n], "/".join(parts[len(parts) - n :]), suffix)
     return None
+
+
+def _read_upwards(store: Store, keys: Sequence[str]) -> Iterable[bytes | None]:
+    """Bytes at each key; after the last one that is wanted, no failure matters.
+
+    All are read together, as of a path where nothing lies, all are wanted.
+    """
+    try:
+        return read_together(store, keys)
+    except GpushardError:  # above a hierarchy, its readers may have no rights
+        return (read_together(store, [key])[0] for key in keys)
 
 
 def _children(store: Store, node: _Node) -> dict[str, NodeType]:
