@@ -292,7 +292,7 @@ class Source(StoredArray):
         few, costs = self.options.small_read_chunks, self.store.costs
         if not (few and costs.prefers_whole_objects):
             return few
-        return 0 if self.layout.dtype.kind in "OT" else max(few, costs.concurrency)
+        return 0 if self.layout.dtype.kind in "OT" else costs.concurrency
 
     @cached_property
     def has_large_indexes(self) -> bool:

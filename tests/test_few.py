@@ -147,6 +147,11 @@ def test_text_over_a_network_is_no_small_read(tmp_path):
     assert gpushard.open_array(tmp_path / "a").source.few == 8
 
 
+def test_gaps_of_a_small_read_over_a_network_are_few_whatever_the_options_say(served):
+    # Each may have 64 KiB.
+    assert opened(served, LARGE.but(small_read_chunks=1024)).source.few == 32
+
+
 def test_no_read_over_a_network_is_small_if_the_options_say_so(served):
     assert opened(served, LARGE.but(small_read_chunks=0)).source.few == 0
 
