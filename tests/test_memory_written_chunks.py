@@ -100,6 +100,29 @@ def test_a_write_does_not_hold_all_encoded_inner_chunks_of_a_shard(tmp_path, key
     assert np.array_equal(opened(tmp_path / "large")[key], values[key])
 
 
+def test_shards_with_codecs_around_them_are_written_as_memory_allows(tmp_path):
+    values = noise(4 * 10 * MIB)
+
+    def put_wrapped(place: Path, n: int) -> Path:
+        inner = sharding((n // 4,), codecs=CHAINS["zstd"])
+        meta = document((n,), (n // 4,), inner, ZSTD, dtype="uint32")
+        put(place, meta)
+        return place
+
+    def write(place: Path, values: Any) -> Any:
+        opened(place)[:] = values
+        return Nothing
+
+    large = put_wrapped(tmp_path / "large", 10 * MIB)
+    warm = put_wrapped(tmp_path / "warm up", 4096)
+    came, nbytes = grown(
+        partial(write, large, values), partial(write, warm, values[:4096]), 0
+    )
+    assert came == "read"
+    assert nbytes < LIMIT
+    assert np.array_equal(opened(large)[:], values)
+
+
 @pytest.mark.parametrize("packed", [None, "zstd"])
 def test_a_write_changes_no_bytes_that_the_store_has_given(packed):
     store = MemoryStore()

@@ -43,6 +43,8 @@ from gpushard.writing.values import fitting_values
 
 # During a write a shard is held in its old, its new and its encoded form.
 _COPIES = 3
+# With codecs around it, it is joined and encoded once more, and zarr copies the result.
+_WRAPPED_COPIES = 6
 # Decoded bytes of shards that more threads than there are CPUs write at once: over a
 # network, and to files. To encode those of a file takes longer than to wait for it.
 _WAITING_NBYTES, _WAITING_FILES_NBYTES = 16 * MIB, MIB
@@ -100,7 +102,8 @@ def _cells_and_values(
 def n_shards_at_once(source: Source) -> int:
     """Shards that threads and the memory limit allow to be written at the same time."""
     shard_nbytes = max(1, source.largest_shard_nbytes)
-    n = source.options.memory_limit // (_COPIES * shard_nbytes)
+    n_copies = _WRAPPED_COPIES if source.layout.object_codecs else _COPIES
+    n = source.options.memory_limit // (n_copies * shard_nbytes)
     return max(1, min(source.options.threads, n))
 
 

@@ -104,7 +104,9 @@ class Encoder:
         pieces = self._pieces(region, stored, change, None if around else spool)
         if pieces is None or not around:
             return pieces
-        return [encode_bytes(around, join_pieces(pieces))]
+        joined = join_pieces(pieces)
+        del pieces
+        return [encode_bytes(around, joined)]
 
     def empty_object(self, region: Region) -> Pieces:
         """Stored object in which every inner chunk is missing or all fill value."""
