@@ -48,12 +48,14 @@ INDEXED = {"index_codecs": [LITTLE]}
 
 @pytest.mark.parametrize(
     ("threads", "limit", "small", "most"),
-    [(2, MIB, 0, 8), (1, MIB, 0, 4), (2, 5 * 3 * KIB, MIB, 5), (1, MIB, 11 * KIB, 11)],
+    [(2, MIB, 0, 8), (1, MIB, 0, 4), (2, 18 * KIB, MIB, 5), (1, MIB, 11 * KIB, 11)],
 )
 def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
     tmp_path, monkeypatch, threads, limit, small, most
 ):
-    """Each of 1 KiB is held three times; a thread has four, or `small` bytes."""
+    """Each of 1 KiB is held three times, beside an eighth of the limit for what is
+    encoded; a thread has four, or `small` bytes.
+    """
     monkeypatch.setattr(encode, "_BATCH_NBYTES", small)
     meta = document((16 * KIB,), (16 * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD]))
     put(tmp_path, meta)
