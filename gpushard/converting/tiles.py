@@ -25,9 +25,9 @@ _READ_SHARE = 4
 _INDEX_SHARE = 2
 # Per thread, an encoder holds this many inner chunks, each decoded and encoded.
 _CHUNKS_PER_THREAD, _COPIES = 4, 2
-# Nobody knows how long texts are before they are read. Most take less, with the room
-# that NumPy leaves for more.
-_TEXT_NBYTES = 256
+# Nobody knows how long texts are before they are read. Four forms of each may be held:
+# NumPy's, with room for more, that of an inner chunk, Python's, and the encoded one.
+_TEXT_NBYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
