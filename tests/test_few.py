@@ -137,6 +137,8 @@ def test_a_shard_of_which_most_is_wanted_is_fetched_whole(tmp_path):
         assert n_asked(server) == 2
 
 
+# zarr 3.1.0 warns of its own codec for text.
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_text_over_a_network_is_no_small_read(tmp_path):
     z = zarr.create_array(
         tmp_path / "a", shape=(64,), chunks=(4,), shards=(64,), dtype="str"
