@@ -56,7 +56,9 @@ def interrupted(server: RangeServer, program: str) -> tuple[str, str, float]:
     assert process.stdout is not None
     assert process.stdout.readline() == "opened\n"
     server.silence_s = 30
-    time.sleep(1)
+    # Not when a loader looks again whether its thread lives, as each second: an
+    # interrupt would then be told with the end of that wait.
+    time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     started = time.perf_counter()
     out, err = process.communicate(timeout=40)
