@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -298,7 +298,9 @@ def epochs(d: Drawn) -> Any:
     return Results(first_nbytes)
 
 
-def in_blocks(d: Drawn) -> Any:
+@contextmanager
+def variable(d: Drawn, **opening: Any) -> Iterator[tuple[Any, gpushard.Array]]:
+    """The array as a variable of a dataset, and as it is."""
     with somewhere(d.place) as group:
         (group / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
         a = d.opened()
@@ -306,25 +308,23 @@ def in_blocks(d: Drawn) -> Any:
         with (
             linked(d.place, group / "u", dimension_names=names),
             xarray.open_dataset(
-                group, engine="gpushard", options=d.options, chunks={}
+                group, engine="gpushard", options=d.options, **opening
             ) as found,
         ):
-            key = box(d.rng, a.shape, a.dtype.itemsize, part=0.7)
-            got = found["u"][key].compute(scheduler="synchronous").values
-            return Results(2 * nbytes_of(got))  # dask joins blocks
+            yield found["u"], a
+
+
+def in_blocks(d: Drawn) -> Any:
+    with variable(d, chunks={}) as (u, a):
+        key = box(d.rng, a.shape, a.dtype.itemsize, part=0.7)
+        got = u[key].compute(scheduler="synchronous").values
+        return Results(2 * nbytes_of(got))  # dask joins blocks
 
 
 def lazily(d: Drawn) -> Any:
-    with somewhere(d.place) as group:
-        (group / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
-        a = d.opened()
-        names = [f"x{i}" for i in range(len(a.shape))]
-        with (
-            linked(d.place, group / "u", dimension_names=names),
-            xarray.open_dataset(group, engine="gpushard", options=d.options) as found,
-        ):
-            key = box(d.rng, a.shape, a.dtype.itemsize)
-            return Results(nbytes_of(found["u"][key].values))
+    with variable(d) as (u, a):
+        key = box(d.rng, a.shape, a.dtype.itemsize)
+        return Results(nbytes_of(u[key].values))
 
 
 def copied(d: Drawn, directory: Path) -> gpushard.Array:
