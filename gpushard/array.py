@@ -286,7 +286,7 @@ class Array(DescribedArray):
         source = self.source.limited(memory_limit)
         if self._device is None:
             return read_on_host(source, request)
-        from gpushard.devices.reading import read_on_device
+        from gpushard.device_reading.read import read_on_device
 
         return read_on_device(source, request, self._device)
 
@@ -300,7 +300,7 @@ class Array(DescribedArray):
         if self._device is None:
             return self.source.pipeline.placements()
         with self._naming:
-            from gpushard.devices.choice import placements
+            from gpushard.device_reading.choice import placements
 
             return placements(self.source, self._device, tally)
 

@@ -72,7 +72,7 @@ def settled() -> Iterator[None]:
 @pytest.fixture
 def device_begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device reads small selections, too, as if it took no time to begin."""
-    from gpushard.devices import by_host
+    from gpushard.device_reading import by_host
 
     monkeypatch.setattr(by_host, "_DEVICE_READ_S", 0.0)
 

@@ -16,8 +16,8 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
+from gpushard.device_reading.payload import direct
 from gpushard.devices.budget import Budget
-from gpushard.devices.payload import direct
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits

@@ -19,7 +19,7 @@ from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from fuzz.shard_cases import OneObject, document, sharding
-from gpushard.devices.choice import choose_chain
+from gpushard.device_reading.choice import choose_chain
 from gpushard.devices.decoding.row_tables import TOTALS_NBYTES
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.structs import StreamClass

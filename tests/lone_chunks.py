@@ -10,8 +10,8 @@ import numpy as np
 import zstandard
 
 from asked_store import put
-from gpushard import options
-from gpushard.memory import chunk_room, pages
+from gpushard import options, pages
+from gpushard.memory import chunk_room
 from gpushard.options import KIB
 from spec_shards import LITTLE, document, sharding
 

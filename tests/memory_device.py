@@ -18,7 +18,7 @@ import numpy as np
 from cuda_host.device import JUNK
 from damaged_arrays import emulated
 from device_fetch_cases import LockedDevice
-from gpushard.memory.pages import in_pages
+from gpushard.pages import in_pages
 from memory_probe import status_nbytes
 from memory_sweep import in_a_child
 

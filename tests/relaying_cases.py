@@ -5,7 +5,7 @@ from __future__ import annotations
 import gpushard
 from cuda_host.copier import EmulatedCopier
 from device_fetch_cases import LockedDevice, emulated, small_batches
-from gpushard.devices import relayed, sink
+from gpushard.device_reading import relayed, sink
 from gpushard.options import Options
 
 OPTIONS = Options(compile_nbytes=0, threads=4)

@@ -16,9 +16,10 @@ from cuda_host.arrays import EmulatedArray
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import find, reading, sink
+from gpushard.device_reading import read, sink
+from gpushard.device_reading.sink import DeviceSink
+from gpushard.devices import find
 from gpushard.devices.find import FoundDevice
-from gpushard.devices.sink import DeviceSink
 from gpushard.errors import UnsupportedError
 from tiny_bounds import tiny_bounds
 from zarr_oracle import assert_same_bits
@@ -146,10 +147,10 @@ def test_listed_elements_that_the_host_reads_in_rounds_are_all_copied(
     # No memory for the tables of a round; or a device that scatters nothing.
     device.refuses = lambda kind, n: kind == "allocate" and n == refused
     if refused is None:
-        monkeypatch.setattr(reading, "choose_chain", lambda _: (None, "no reason"))
+        monkeypatch.setattr(read, "choose_chain", lambda _: (None, "no reason"))
     # New memory has nothing of the round before, as it would have by chance.
     full = SimpleNamespace(empty=lambda *of: np.full(of[0], 77, of[1]), uint8=np.uint8)
-    monkeypatch.setattr(reading, "np", full)
+    monkeypatch.setattr(read, "np", full)
     a = gpushard.open_array(place, device=device)
     with tiny_bounds():
         result = a.vindex[rows, columns].get()
@@ -284,7 +285,7 @@ def test_listed_elements_take_no_more_of_the_room_of_a_device_than_their_columns
             super().__init__(*arguments, **named)
             found.append(self.max_rows)
 
-    monkeypatch.setattr(reading, "DeviceSink", Noting)
+    monkeypatch.setattr(read, "DeviceSink", Noting)
     results = a.read_many(selections, memory_limit=limit)
     for result, key in zip(results, selections, strict=True):
         assert_same_bits(result.get(), values[key])

@@ -20,12 +20,12 @@ import zstandard
 import gpushard
 from asked_store import BY_PRICE, put
 from asked_store import opened as asked
-from gpushard import codecs
+from gpushard import codecs, pages
 from gpushard.codecs import base
 from gpushard.fused import choice, placer
 from gpushard.fused.ways import short_ways
 from gpushard.layout import CodecSpec
-from gpushard.memory import chunk_room, pages
+from gpushard.memory import chunk_room
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.options import GIB, KIB, MIB
 from gpushard.reading import rounds

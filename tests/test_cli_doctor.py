@@ -14,8 +14,8 @@ import gpushard
 from cli_runs import run, run_json
 from cuda_host import kvikio_standin
 from gpushard.cli import diagnosis, gpu_software
+from gpushard.device_reading.payload import kvikio_file
 from gpushard.devices import find
-from gpushard.devices.payload import kvikio_file
 from gpushard.errors import UnsupportedError
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import gpushard
 from cuda_cases import opened, stored, two_gpus
-from gpushard.devices import find, sink
+from gpushard.device_reading import sink
+from gpushard.devices import find
 from gpushard.devices.cuda import CudaDevice
 from gpushard.stop_flag import StopFlag, enter, leave
 from zarr_oracle import assert_same_bits

@@ -7,8 +7,8 @@ import pytest
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, small_batches, stored
-from gpushard.devices import sink
-from gpushard.devices.payload import ring
+from gpushard.device_reading import sink
+from gpushard.device_reading.payload import ring
 from gpushard.options import Options
 from gpushard.reading import requests
 from gpushard.selecting import expressions

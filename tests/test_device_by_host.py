@@ -16,8 +16,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 import gpushard
 from device_fetch_cases import emulated
 from flipped_bytes import damage_inner_chunks
-from gpushard.devices import by_host, host_rows, reading
-from gpushard.devices.by_host import suits_host
+from gpushard.device_reading import by_host, host_rows, read
+from gpushard.device_reading.by_host import suits_host
 from gpushard.devices.placement import RATES, Rates
 from gpushard.errors import DeviceError, UnsupportedError
 from gpushard.options import MIB, Options
@@ -237,13 +237,13 @@ def test_explain_says_that_the_host_read_it_and_why(place):
 @pytest.mark.parametrize("options", [{}, {"memory_limit": MIB}])
 def test_results_on_the_host_count_against_its_limit(place, options, monkeypatch):
     limits = []
-    read_on_host = reading.read_on_host
+    read_on_host = read.read_on_host
 
     def noting(source, request):
         limits.append(source.options.bound_nbytes)
         return read_on_host(source, request)
 
-    monkeypatch.setattr(reading, "read_on_host", noting)
+    monkeypatch.setattr(read, "read_on_host", noting)
     a = gpushard.open_array(place, device=emulated(), options=Options(**options))
     assert_same_bits(a[...].get(), VALUES)
     assert limits == [a.source.beside(2 * VALUES.nbytes).options.bound_nbytes]
@@ -274,7 +274,7 @@ def test_a_device_that_breaks_during_the_copy_says_so(place):
 
 def test_what_the_host_has_to_read_needs_a_contiguous_output(place, monkeypatch):
     """As for an array that no kernel can scatter."""
-    monkeypatch.setattr(reading, "choose_chain", lambda _: (None, "no reason"))
+    monkeypatch.setattr(read, "choose_chain", lambda _: (None, "no reason"))
     device = emulated()
     a = gpushard.open_array(place, device=device, options=Options(placement="host"))
     out = device.empty((64, 48), np.dtype("i4"))

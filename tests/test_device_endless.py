@@ -22,7 +22,8 @@ from cuda_cases import forget, stored
 from cuda_host import cupy_standin
 from flipped_bytes import damage_inner_chunks
 from gpushard import CorruptShardError, DeviceError, Loader, Options
-from gpushard.devices import cuda, endless, sink
+from gpushard.device_reading import sink
+from gpushard.devices import cuda, endless
 from gpushard.devices.find import find_device
 from stuck_device import standing_in
 

@@ -17,8 +17,8 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
-from gpushard.devices import reading
-from gpushard.devices.sink import DeviceSink
+from gpushard.device_reading import read as device_read
+from gpushard.device_reading.sink import DeviceSink
 from gpushard.errors import DeviceError, DeviceMemoryError
 from gpushard.selecting.selection import whole
 from zarr_oracle import assert_same_bits
@@ -192,7 +192,7 @@ def test_an_interrupted_copy_of_what_the_host_read_ends_before_its_memory_goes(
             raise KeyboardInterrupt
         wait_for(stream)
 
-    monkeypatch.setattr(reading, "_device_sink", lambda *_: None)
+    monkeypatch.setattr(device_read, "_device_sink", lambda *_: None)
     monkeypatch.setattr(device, "wait_for", interrupted)
     with suppress(KeyboardInterrupt):
         read(a, device)

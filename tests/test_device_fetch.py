@@ -22,12 +22,12 @@ from device_fetch_cases import (
     small_batches,
     stored,
 )
-from gpushard.devices import sink
+from gpushard.device_reading import sink
+from gpushard.device_reading.payload import answers, ring
+from gpushard.device_reading.payload.ring import Slot
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload import answers, ring
-from gpushard.devices.payload.ring import Slot
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions

@@ -13,7 +13,7 @@ import gpushard
 from cuda_host import kvikio_standin
 from cuda_host.reads import read_on_device
 from device_fetch_cases import CHAINS, emulated, standing_in, stored
-from gpushard.devices.payload import kvikio_file
+from gpushard.device_reading.payload import kvikio_file
 from gpushard.options import Options
 from gpushard.selecting import expressions
 from range_server import RangeServer

@@ -23,9 +23,9 @@ from device_fetch_cases import (
     standing_in,
     stored,
 )
-from gpushard.devices import sink
-from gpushard.devices.payload import direct
-from gpushard.devices.payload.kvikio_file import KvikioFiles
+from gpushard.device_reading import sink
+from gpushard.device_reading.payload import direct
+from gpushard.device_reading.payload.kvikio_file import KvikioFiles
 from gpushard.options import KIB, MIB, Options
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole

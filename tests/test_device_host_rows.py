@@ -12,8 +12,8 @@ from zarr.storage import LocalStore, WrapperStore
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated
-from gpushard.devices import host_rows
-from gpushard.devices.choice import choose_chain
+from gpushard.device_reading import host_rows
+from gpushard.device_reading.choice import choose_chain
 from gpushard.devices.decoding import chain as device_chain
 from gpushard.devices.placement import HOST_ROW_S, LOOPS_ROW_S
 from gpushard.fused.rows import RowDecoder

@@ -14,10 +14,10 @@ from zarr.codecs import BloscCodec, GzipCodec
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import LockedDevice, emulated
-from gpushard.devices import host_rows, sink
+from gpushard.device_reading import host_rows, sink
+from gpushard.device_reading.choice import choose_chain
+from gpushard.device_reading.payload.ring import RingFetch
 from gpushard.devices.budget import N_LANES
-from gpushard.devices.choice import choose_chain
-from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.placement import RATES, Rates, without_libdeflate
 from gpushard.fused import choice
 from gpushard.fused.columns import LIBDEFLATE

@@ -20,8 +20,8 @@ from cuda_host.device import EmulatedDevice
 from device_fetch_cases import emulated, small_batches, stored
 from forked import answers_in_a_fork
 from gpushard import Loader
+from gpushard.device_reading.payload.ring import Slot
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.ring import Slot
 from gpushard.loader import reading
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.options import Options
@@ -37,8 +37,8 @@ CHAINS = {
     "blosc-lz4": [BloscCodec(cname="lz4", shuffle="shuffle")],
 }
 # From the first stream to the last that is given back.
-MODULES = ("devices/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
-RELAYS = ("devices/relayed.py", "payload/device_slots.py")
+MODULES = ("reading/sink.py", "devices/lane.py", "devices/slabs.py", "ing/targets.py")
+RELAYS = ("reading/relayed.py", "payload/device_slots.py")
 LOADER = ("loader/reading.py", "loader/places.py", "loader/batches.py")
 # Python looks for signals at calls and at the ends of loops, not before these.
 UNREACHED = ("try:", "with settled(self._idle) as lane:", "raise", "self.abandon()")

@@ -18,12 +18,12 @@ from zarr.codecs import BloscCodec
 import gpushard
 from cuda_host.reads import read_on_device
 from device_fetch_cases import emulated, small_batches, stored
+from gpushard.device_reading.payload import device_slots
+from gpushard.device_reading.payload.answers import read_back
+from gpushard.device_reading.payload.device_slots import DeviceSlot
+from gpushard.device_reading.payload.ring import Slot
+from gpushard.device_reading.sink import settled
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload import device_slots
-from gpushard.devices.payload.answers import read_back
-from gpushard.devices.payload.device_slots import DeviceSlot
-from gpushard.devices.payload.ring import Slot
-from gpushard.devices.sink import settled
 from gpushard.devices.slabs import PinnedSlab, Slab, pooled_nbytes
 from gpushard.devices.spares import Spares
 from gpushard.selecting.selection import whole
@@ -151,7 +151,7 @@ def test_large_inner_chunks_of_the_host_are_decoded_side_by_side(
         asked.append((len(items), n_workers))
         return run_side_by_side(function, items, n_workers)
 
-    monkeypatch.setattr("gpushard.devices.host_rows.run_side_by_side", noting)
+    monkeypatch.setattr("gpushard.device_reading.host_rows.run_side_by_side", noting)
     made = zarr.create_array(
         tmp_path,
         shape=(side, 5 * side),

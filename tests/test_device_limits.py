@@ -15,10 +15,10 @@ import gpushard
 from array_strategies import codec
 from device_fetch_cases import LockedDevice, MeasuredDevice, emulated
 from gpushard import Options
-from gpushard.devices import reading
+from gpushard.device_reading import read
+from gpushard.device_reading.choice import choose_chain, room_nbytes
+from gpushard.device_reading.sink import DeviceSink
 from gpushard.devices.budget import Budget
-from gpushard.devices.choice import choose_chain, room_nbytes
-from gpushard.devices.sink import DeviceSink
 from gpushard.options import GIB, KIB, MIB
 from hostile_shards import ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
@@ -182,7 +182,7 @@ def test_rounds_of_a_device_have_room_for_its_tables(tmp_path, monkeypatch):
             super().__init__(*arguments, **named)
             rounds.append(named["source"].options.memory_limit)
 
-    monkeypatch.setattr(reading, "DeviceSink", Noting)
+    monkeypatch.setattr(read, "DeviceSink", Noting)
     put(tmp_path, 1 << 16, [])
     a = gpushard.open_array(tmp_path, device=emulated(LockedDevice, seed=5))
     listed = np.arange(280_000) * 7919 % (1 << 18)

@@ -19,11 +19,11 @@ from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
 from gpushard import CorruptShardError, open_array
 from gpushard.damage import Replaced
-from gpushard.devices import batch
+from gpushard.device_reading import batch
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.budget import LEAD_NBYTES, row_pitch
 from gpushard.devices.decoding import row_tables
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import MIB
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole

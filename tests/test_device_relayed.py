@@ -28,10 +28,10 @@ from device_fetch_cases import (
     small_batches,
     stored,
 )
-from gpushard.devices import deciding, relayed, sink
-from gpushard.devices.choice import choose_chain
+from gpushard.device_reading import deciding, relayed, sink
+from gpushard.device_reading.choice import choose_chain
+from gpushard.device_reading.relayed import BufferSet, Pieces, RelayState
 from gpushard.devices.placement import Rates
-from gpushard.devices.relayed import BufferSet, Pieces, RelayState
 from gpushard.fused import choice, system_calls
 from gpushard.fused.addresses import address_of
 from gpushard.fused.system_calls import new_mutex

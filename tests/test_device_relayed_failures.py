@@ -14,7 +14,7 @@ from device_fetch_cases import (
     CHAINS,
     stored,
 )
-from gpushard.devices import relayed
+from gpushard.device_reading import relayed
 from gpushard.fused import loading
 from gpushard.selecting.selection import whole
 from relaying_cases import OPTIONS, in_small_batches, opened, relaying, use_small_pieces

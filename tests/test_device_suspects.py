@@ -17,7 +17,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.reads import read_on_device
 from damaged_arrays import emulated
 from gpushard import CorruptShardError, DeviceError, Loader, Options, StoreError
-from gpushard.devices import suspects
+from gpushard.device_reading import suspects
 from gpushard.loader import reading
 from gpushard.options import MIB
 from gpushard.selecting.selection import whole

@@ -10,7 +10,7 @@ import zstandard
 
 from array_strategies import codec
 from fuzz.shard_cases import LITTLE
-from gpushard.devices.choice import choose_chain
+from gpushard.device_reading.choice import choose_chain
 from gpushard.devices.decoding.row_tables import (
     DUMMIES,
     DUMMY_CAPACITY,

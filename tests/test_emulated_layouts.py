@@ -15,8 +15,8 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import SCHEDULES, Kernels
 from cuda_host.reads import read_on_device
 from cuda_host.standin import load_standin
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
@@ -163,8 +163,8 @@ def test_an_error_leaves_no_garbage_where_a_decoder_failed(tmp_path, chain, max_
     output = DeviceOutput(out.address, a.shape, values.strides, a.dtype)
     refused = gpushard.CorruptShardError("planted")
     with (
-        mock.patch("gpushard.devices.batch.put_rows", side_effect=refused),
-        mock.patch("gpushard.devices.sink.MAX_ROWS", max_rows),
+        mock.patch("gpushard.device_reading.batch.put_rows", side_effect=refused),
+        mock.patch("gpushard.device_reading.sink.MAX_ROWS", max_rows),
         pytest.raises(gpushard.CorruptShardError),
     ):
         read_to_device(

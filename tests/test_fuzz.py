@@ -316,7 +316,7 @@ def test_damaged_indexes_meet_kernels_under_sanitizers():
 def test_a_byte_too_many_is_seen_under_sanitizers():
     """A size that the index does not give: the kernels read what is nobody's."""
     planted = """
-from gpushard.devices import batch
+from gpushard.device_reading import batch
 decode = batch._decode
 def decode_more(lane, chain, targets, rows, encoded):
     more = encoded._replace(nbytes=encoded.nbytes + 1)

@@ -21,11 +21,15 @@ import gpushard
 from benchmarks.gpu.gpu import fetched
 from benchmarks.gpu.streams import ENCODERS, Batch, uploaded
 from gpushard.codecs.crc32c import with_checksum
+from gpushard.device_reading.payload.kvikio_file import (
+    FileRange,
+    KvikioFiles,
+    kvikio_facts,
+)
 from gpushard.devices.base import RowCopy
 from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.payload.kvikio_file import FileRange, KvikioFiles, kvikio_facts
 from gpushard.errors import DeviceError, DeviceMemoryError
 from real_gpu import cuda_device
 from zarr_oracle import assert_same_bits

@@ -19,9 +19,9 @@ import array_strategies as arrays
 import gpushard
 from cuda_host.reads import read_by_either
 from flipped_bytes import damage_inner_chunks
-from gpushard.devices import sink
+from gpushard.device_reading import sink
+from gpushard.device_reading.read import DeviceRead
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole

@@ -23,8 +23,8 @@ from fuzz.shard_cases import (
     sharding,
 )
 from gpushard import open_array
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.devices.scattering import joining
 from gpushard.devices.scattering.transfer import plan_transfer
 from gpushard.planning import axes

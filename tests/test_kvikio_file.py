@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cuda_host import kvikio_standin
-from gpushard.devices.payload.kvikio_file import FileRange, KvikioFiles
+from gpushard.device_reading.payload.kvikio_file import FileRange, KvikioFiles
 from gpushard.errors import StoreError, UnsupportedError
 from range_server import RangeServer
 

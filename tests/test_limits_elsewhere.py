@@ -20,9 +20,9 @@ from damaged_arrays import emulated
 from device_fetch_cases import MeasuredDevice
 from gpushard import Options
 from gpushard.converting import conversion, copying
+from gpushard.device_reading.payload import direct
 from gpushard.devices.budget import N_LANES
 from gpushard.devices.compressing import BatchCompressor
-from gpushard.devices.payload import direct
 from gpushard.inspection.verify import verify_array
 from gpushard.options import GIB, KIB, MIB
 from gpushard.rolling import RollingArray

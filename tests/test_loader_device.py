@@ -17,7 +17,7 @@ from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader, OptionError, UnsupportedError
-from gpushard.devices import reading as device_reading
+from gpushard.device_reading import read as device_reading
 from gpushard.loader import reading
 from gpushard.rolling import RollingArray
 from loader_data import IMAGES, LABELS, ORDERS, N, images, labels, stored

@@ -13,8 +13,8 @@ import gpushard
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
-from gpushard.devices import reading as device_reading
-from gpushard.devices.sink import DeviceSink
+from gpushard.device_reading import read as device_reading
+from gpushard.device_reading.sink import DeviceSink
 from gpushard.loader import reading
 
 pytestmark = pytest.mark.usefixtures("device_begins_at_once")

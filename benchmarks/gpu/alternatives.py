@@ -19,15 +19,15 @@ from benchmarks.gpu.streams import ENCODERS, Batch, uploaded
 from benchmarks.gpu.vendor_crc import VendorCrc
 from benchmarks.gpu.vendor_gzip import LookaheadGzip
 from gpushard import Options, open_array
-from gpushard.devices.nvcomp import StreamTables
-from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.payload.device_slots import PAGE_NBYTES
-from gpushard.devices.payload.kvikio_file import (
+from gpushard.device_reading.payload.device_slots import PAGE_NBYTES
+from gpushard.device_reading.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
     kvikio_facts,
 )
-from gpushard.devices.sink import most_rows
+from gpushard.device_reading.sink import most_rows
+from gpushard.devices.nvcomp import StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

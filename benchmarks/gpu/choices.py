@@ -12,7 +12,7 @@ Rows = dict[str, dict[str, Any]]
 _WORTH = 1.2
 _CRC, _FETCH = "alternatives/crc32c/", "alternatives/fetch/"
 _GZIP = "alternatives/gzip/"
-# What `gpushard.devices.payload.kvikio_file` sets, and kvikio by itself.
+# What `gpushard.device_reading.payload.kvikio_file` sets, and kvikio by itself.
 _SET = "8x4"
 
 

@@ -21,10 +21,10 @@ from zarr.storage import MemoryStore
 import gpushard
 from benchmarks.gpu.gpu import REAL, fetched, open_machine
 from benchmarks.gpu.replay import Recorder
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.base import Device
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.options import Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions

@@ -24,9 +24,9 @@ from benchmarks.gpu.run import Run, Skipped
 from benchmarks.gpu.streams import ENCODERS, Batch
 from benchmarks.gpu.vendor_crc import VendorCrc
 from gpushard import Options, open_array
+from gpushard.device_reading.payload.kvikio_file import kvikio_facts
 from gpushard.devices.nvcomp import StreamTables
 from gpushard.devices.nvcomp_abi import Algorithm, DecompressOptions
-from gpushard.devices.payload.kvikio_file import kvikio_facts
 
 _NBYTES = 300_000
 

@@ -12,12 +12,12 @@ import numpy as np
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.gpu import rate
 from gpushard import Options, open_array
+from gpushard.device_reading.read import DeviceRead, read_to_device
+from gpushard.device_reading.sink import most_rows
 from gpushard.devices import budget
 from gpushard.devices.base import Device
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
-from gpushard.devices.sink import most_rows
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole
 

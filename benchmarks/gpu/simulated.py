@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu.arrays import Layout, store
 from benchmarks.gpu.sizes import CODECS, GIB, SIZES
 from gpushard import Options, open_array
-from gpushard.devices import relayed
+from gpushard.device_reading import relayed
 from gpushard.devices.base import CopyCalls
 from gpushard.devices.nvcomp import StreamTables, load_nvcomp
 from gpushard.devices.placement import RATES

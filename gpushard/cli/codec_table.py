@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from gpushard.device_reading.choice import placements
 from gpushard.devices.base import Device
-from gpushard.devices.choice import placements
 from gpushard.devices.placement import has_decoder
 from gpushard.errors import GpushardError
 from gpushard.formats.codec_specs import KNOWN, SHARDING, Kind, kind_of

@@ -11,8 +11,8 @@ from typing import Any
 import gpushard
 from gpushard.cli.codec_table import codec_table
 from gpushard.cli.gpu_software import conflicts, gpu_software, installed
+from gpushard.device_reading.host_rows import rates_here
 from gpushard.devices.find import find_device
-from gpushard.devices.host_rows import rates_here
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.fused import kept_code, machine_code

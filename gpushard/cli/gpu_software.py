@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gpushard.device_reading.payload.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.devices.cuda_facts import cuda_facts
 from gpushard.devices.nvcomp import load_nvcomp
-from gpushard.devices.payload.kvikio_file import find_kvikio, kvikio_facts
 from gpushard.errors import UnsupportedError
 
 # Distributions with the same files, one for each CUDA major version; two conflict.

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError, MetadataError
 from gpushard.layout import CodecSpec
-from gpushard.memory.pages import enlarged, mapped_pages
 from gpushard.options import KIB, MIB
+from gpushard.pages import enlarged, mapped_pages
 
 if TYPE_CHECKING:
     import mmap

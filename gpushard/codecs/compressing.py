@@ -22,7 +22,7 @@ from gpushard.codecs import libdeflate
 from gpushard.codecs.crc32c import with_checksum
 from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, EncodedArrays
 from gpushard.layout import CodecSpec
-from gpushard.memory.pages import in_pages
+from gpushard.pages import in_pages
 from gpushard.workers import run_side_by_side
 
 Compress = Callable[[EncodedArrays, int], EncodedArrays]

@@ -1,1 +1,1 @@
-"""Where inner chunks are decoded: devices, their kernels and the vendor's decoders."""
+"""Devices, their kernels and the vendor's decoders; nothing here knows of stores."""

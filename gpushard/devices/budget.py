@@ -148,8 +148,9 @@ class Budget:
     def of_plain_relays(self) -> Budget:
         """The same with larger batches, twice as large if they fit, in half the slots.
 
-        For plain elements that are relayed (`devices.relayed`). Nothing waits for their
-        first batch to be decoded, and half as many batches take the host half as long.
+        For plain elements that are relayed (`device_reading.relayed`). Nothing waits
+        for their first batch to be decoded, and half as many batches take the host
+        half as long.
         """
         n_slots = self.n_slots // 2
         room_nbytes = self.home_nbytes * (self.n_slots + self.n_lanes)

@@ -18,8 +18,8 @@ from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import need_pages
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.pages import pages_if_any
 from gpushard.memory.turns import turns
+from gpushard.pages import pages_if_any
 from gpushard.planning.index import CORRUPT, ShardIndex, parse_index
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints

@@ -6,8 +6,8 @@ of a read is limited to what the read's own indexes leave.
 
 from __future__ import annotations
 
+from gpushard import pages
 from gpushard.errors import LimitError
-from gpushard.memory import pages
 from gpushard.options import MIB
 from gpushard.planning.blocks import BLOCK_SHARDS
 from gpushard.source import Source

@@ -20,8 +20,8 @@ from gpushard.fetching.fetch import (
     fetch_payload,
 )
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.pages import pages_if_any
 from gpushard.options import MIB
+from gpushard.pages import pages_if_any
 from gpushard.planning.coalesce import Requests, coalesce_for, cut_batches
 from gpushard.planning.index import ShardIndex
 from gpushard.report import Tally

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import WORK_AXES, WORK_ROWS
 from gpushard.fused.libraries import Library
-from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
+from gpushard.pages import in_pages
 
 # A window of this size stays in a core's cache until its bytes are decoded.
 WINDOW_NBYTES = 256 * KIB

@@ -187,7 +187,7 @@ class DevicePlace:
 
     def _suits_host(self, field: Field, selection: PlannableSelection) -> bool:
         """Whether the host has read, say, labels before the device would have begun."""
-        from gpushard.devices.by_host import suits_host
+        from gpushard.device_reading.by_host import suits_host
 
         if isinstance(field.array, ConcatArray):
             return False
@@ -219,7 +219,7 @@ class DevicePlace:
         entries: Sequence[Event],
     ) -> list[Job] | None:
         """Jobs of all arrays; None if the tables of one do not fit the device."""
-        from gpushard.devices.reading import DeviceRead, device_job
+        from gpushard.device_reading.read import DeviceRead, device_job
 
         how = self._device, field.tally, entries
         if not isinstance(field.array, ConcatArray):
@@ -245,20 +245,20 @@ class DevicePlace:
 
     def abandon(self, jobs: Sequence[Job]) -> None:
         """See `Place`."""
-        from gpushard.devices.reading import abandon
+        from gpushard.device_reading.read import abandon
 
         abandon(jobs)
 
     def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
         """See `Place`."""
-        from gpushard.devices.suspects import blame
+        from gpushard.device_reading.suspects import blame
 
         blame(error, jobs, lambda job: stoppable(job, stop))
 
 
 def kernels_place(field: Field) -> bool:
     """Whether kernels can write an array's samples to their final places."""
-    from gpushard.devices.choice import kernels_scatter
+    from gpushard.device_reading.choice import kernels_scatter
 
     dtype, affine = field.conversion.dtype, _affine(field)
     return not isinstance(field, RaggedField) and all(

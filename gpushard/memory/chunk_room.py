@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gpushard.errors import LimitError
 from gpushard.memory.freed import freed, give_back
-from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB, ReadOptions
+from gpushard.pages import in_pages
 from gpushard.stores.base import ByteRequest
 
 # Room is left for this many inner chunks in addition to those that threads decode: an

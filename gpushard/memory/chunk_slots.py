@@ -13,8 +13,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import HUGE_NBYTES, in_huge_pages
 from gpushard.options import MIB
+from gpushard.pages import HUGE_NBYTES, in_huge_pages
 from gpushard.selecting.selection import Ints
 
 # Slots begin on a cache line.

@@ -19,8 +19,8 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import HUGE_NBYTES, mapped_pages
 from gpushard.options import MIB
+from gpushard.pages import HUGE_NBYTES, mapped_pages
 
 # One to read into while the previous result is still in use, and a spare one.
 _MOST_KEPT = 2

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import CorruptShardError
-from gpushard.memory.pages import in_pages
+from gpushard.pages import in_pages
 from gpushard.selecting.selection import Ints
 
 # Both fields of a missing inner chunk's entry.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import in_pages
 from gpushard.options import KIB, MIB
+from gpushard.pages import in_pages
 from gpushard.pools import pause_at_end
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.base import FetchCosts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.memory.pages import into_or_pages
+from gpushard.pages import into_or_pages
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr_loop import without_exits
 from gpushard.stores.zarr_ranges import (

@@ -20,8 +20,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from gpushard.codecs.crc32c import with_checksum
+from gpushard.device_reading.choice import share_nbytes
 from gpushard.devices.base import Device, Event
-from gpushard.devices.choice import share_nbytes
 from gpushard.devices.compressing import BatchCompressor, EncodedChunk, GatheredChunk
 from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from gpushard.devices.payload import kvikio_file
+from gpushard.device_reading.payload import kvikio_file
 
 if TYPE_CHECKING:
     from cuda_host.device import EmulatedDevice

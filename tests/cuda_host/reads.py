@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpushard
-from gpushard.devices import sink
-from gpushard.devices.by_host import read_by_host
+from gpushard.device_reading import sink
+from gpushard.device_reading.by_host import read_by_host
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.fetching.job import Job
 from gpushard.reading.read import execute
 from gpushard.reading.results import host_job

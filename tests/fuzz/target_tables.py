@@ -21,9 +21,9 @@ from damaged_arrays import emulated
 from fuzz import target_device
 from fuzz.shard_cases import OneObject
 from fuzz.target_device import KEYS, PLAIN, agreed, arrays, outcome
+from gpushard.device_reading.payload.ring import PinnedPayload
+from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.devices.output import DeviceOutput
-from gpushard.devices.payload.ring import PinnedPayload
-from gpushard.devices.reading import DeviceRead, read_to_device
 from gpushard.errors import CorruptShardError
 from gpushard.report import Tally
 from gpushard.selecting import expressions
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cuda_host.arrays import EmulatedBuffer
+    from gpushard.device_reading.payload.answers import FetchedChunks
     from gpushard.devices.lane import Lane
-    from gpushard.devices.payload.answers import FetchedChunks
 
 NAME = "tables"
 ROOM_NBYTES = target_device.ROOM_NBYTES

@@ -89,7 +89,7 @@ def _read_into(
     if not hasattr(array, "__cuda_array_interface__"):
         read_on_host(source, request)
         return
-    from gpushard.devices.reading import read_on_device
+    from gpushard.device_reading.read import read_on_device
 
     read_on_device(source, request, _device(array.device.id))
 

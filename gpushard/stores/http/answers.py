@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
-from gpushard.memory.pages import in_pages, into_or_pages
+from gpushard.pages import in_pages, into_or_pages
 from gpushard.stores.answers import ObjectFacts, RefusalError
 from gpushard.stores.failures import failure, first_line_of, other_bytes, too_slow
 from gpushard.stores.http.exchange import Exchange

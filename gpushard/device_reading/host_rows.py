@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs import libdeflate
+from gpushard.device_reading.payload.answers import FetchedChunks
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.answers import FetchedChunks
 from gpushard.devices.placement import (
     HOST_ROW_S,
     LOOPS_ROW_S,

@@ -13,12 +13,13 @@ import pytest
 from asked_store import IN_REQUESTS, asked_nbytes, opened, put
 from damaged_arrays import WAYS
 from damaged_arrays import opened as opened_in_a_way
+from gpushard import pages
 from gpushard.fetching import fetch, nested
 from gpushard.fetching.fetch import fetch_payload
 from gpushard.fused import choice
-from gpushard.memory import chunk_room, pages
-from gpushard.memory.pages import in_huge_pages, in_pages
+from gpushard.memory import chunk_room
 from gpushard.options import KIB, MIB
+from gpushard.pages import in_huge_pages, in_pages
 from lone_chunks import let_little_count
 from memory_probe import status_nbytes
 from spec_shards import LITTLE, document, sharding

@@ -10,10 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event, Stream
-from gpushard.devices.budget import Budget
-from gpushard.devices.lane import Lane
-from gpushard.devices.payload.answers import (
+from gpushard.device_reading.payload.answers import (
     ALIGNMENT,
     Answered,
     Answers,
@@ -23,6 +20,9 @@ from gpushard.devices.payload.answers import (
     nbytes_of,
     side_by_side,
 )
+from gpushard.devices.base import Device, Event, Stream
+from gpushard.devices.budget import Budget
+from gpushard.devices.lane import Lane
 from gpushard.devices.scattering.targets import Copies
 from gpushard.devices.slabs import PinnedSlab
 from gpushard.devices.spares import Spares

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.device_reading.host_rows import put_rows
+from gpushard.device_reading.payload.answers import FetchedChunks, brought_back
+from gpushard.device_reading.payload.ring import PinnedPayload
 from gpushard.devices.budget import LEAD_NBYTES, row_pitch
 from gpushard.devices.decoding.chain import DeviceChain, Step, StepKind
 from gpushard.devices.decoding.row_tables import EncodedRows, RowTables
 from gpushard.devices.decoding.steps import BatchDecoder, landing_alignment
 from gpushard.devices.decoding.streams import RowStreams
-from gpushard.devices.host_rows import put_rows
 from gpushard.devices.kernels import threads_of
 from gpushard.devices.lane import PADDING_NBYTES, Lane, Pending
-from gpushard.devices.payload.answers import FetchedChunks, brought_back
-from gpushard.devices.payload.ring import PinnedPayload
 from gpushard.devices.scattering.launch import Addresses, ScatterBatch
 from gpushard.devices.scattering.targets import DeviceTarget, Rows, Targets
 from gpushard.devices.slabs import TablePage

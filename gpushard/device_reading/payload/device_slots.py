@@ -13,16 +13,16 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.base import Device, Event, Stream, wait_out
-from gpushard.devices.budget import Budget
-from gpushard.devices.lane import PADDING_NBYTES, Lane
-from gpushard.devices.payload.answers import (
+from gpushard.device_reading.payload.answers import (
     Answered,
     Answers,
     FetchedChunks,
     read_back,
     side_by_side,
 )
+from gpushard.devices.base import Device, Event, Stream, wait_out
+from gpushard.devices.budget import Budget
+from gpushard.devices.lane import PADDING_NBYTES, Lane
 from gpushard.devices.slabs import Slab
 from gpushard.devices.spares import Spares, refuse_stopped
 from gpushard.errors import DeviceMemoryError, UnsupportedError

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.device_reading.host_rows import rates_here
 from gpushard.devices.base import Device, Event, wait_out
-from gpushard.devices.host_rows import rates_here
 from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
 from gpushard.devices.slabs import pooled_nbytes

@@ -17,13 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.device_reading.payload.answers import ALIGNMENT, nbytes_of
+from gpushard.device_reading.payload.device_slots import (
+    DeviceFetch,
+    Fetch,
+    Handover,
+    Reading,
+)
+from gpushard.device_reading.payload.direct import DirectFetch, direct_files
+from gpushard.device_reading.payload.ring import RingFetch
 from gpushard.devices.base import Copier, CopyEvent, Device, Event, Stream
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import DeviceChain
-from gpushard.devices.payload.answers import ALIGNMENT, nbytes_of
-from gpushard.devices.payload.device_slots import DeviceFetch, Fetch, Handover, Reading
-from gpushard.devices.payload.direct import DirectFetch, direct_files
-from gpushard.devices.payload.ring import RingFetch
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError, DeviceMemoryError, UnsupportedError
 from gpushard.fetching.job import Job

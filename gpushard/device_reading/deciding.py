@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpushard.device_reading.host_rows import decoding, rates_here
+from gpushard.device_reading.payload.answers import FetchedChunks
 from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
-from gpushard.devices.host_rows import decoding, rates_here
-from gpushard.devices.payload.answers import FetchedChunks
 from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, workload_of
 from gpushard.fetching.job import Job
 

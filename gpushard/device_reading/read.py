@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.damage import ENDS_READ, Damage
+from gpushard.device_reading.by_host import read_by_host, suits_host
+from gpushard.device_reading.choice import choose_chain, room_nbytes
+from gpushard.device_reading.sink import DeviceSink
+from gpushard.device_reading.suspects import blame
 from gpushard.devices.base import Device, Event, Stream
 from gpushard.devices.budget import Budget
-from gpushard.devices.by_host import read_by_host, suits_host
-from gpushard.devices.choice import choose_chain, room_nbytes
 from gpushard.devices.output import DeviceOutput, output_of, stream_handle
 from gpushard.devices.scattering.targets import lay_targets
-from gpushard.devices.sink import DeviceSink
-from gpushard.devices.suspects import blame
 from gpushard.errors import DeviceError, DeviceMemoryError, SelectionError
 from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.job import Job

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpushard.damage import ENDS_READ
-from gpushard.devices.sink import DeviceSink
+from gpushard.device_reading.sink import DeviceSink
 from gpushard.errors import CorruptShardError, DeviceError, GpushardError
 from gpushard.fetching.job import Answer, Job, JobReader
 from gpushard.fetching.ranged import RangedBlock

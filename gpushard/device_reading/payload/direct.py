@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpushard.devices.payload.answers import nbytes_of
-from gpushard.devices.payload.device_slots import (
+from gpushard.device_reading.payload.answers import nbytes_of
+from gpushard.device_reading.payload.device_slots import (
     PAGE_NBYTES,
     DeviceFetch,
     Fetch,
     Handover,
     Reading,
 )
-from gpushard.devices.payload.kvikio_file import (
+from gpushard.device_reading.payload.kvikio_file import (
     FileRange,
     KvikioFiles,
     find_kvikio,

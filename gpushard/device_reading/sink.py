@@ -13,16 +13,21 @@ from functools import partial
 
 import numpy as np
 
+from gpushard.device_reading.batch import (
+    BatchInput,
+    decode_on_host,
+    enqueue_decode,
+    fill,
+)
+from gpushard.device_reading.deciding import Decider
+from gpushard.device_reading.payload.answers import FetchedChunks
+from gpushard.device_reading.payload.device_slots import Fetch, Handover
+from gpushard.device_reading.payload.ring import RingFetch
+from gpushard.device_reading.relayed import choose_fetch
 from gpushard.devices.base import Device, Event, Stream, wait_out
-from gpushard.devices.batch import BatchInput, decode_on_host, enqueue_decode, fill
 from gpushard.devices.budget import Budget
-from gpushard.devices.deciding import Decider
 from gpushard.devices.decoding.chain import DeviceChain, StepKind
 from gpushard.devices.lane import Lane
-from gpushard.devices.payload.answers import FetchedChunks
-from gpushard.devices.payload.device_slots import Fetch, Handover
-from gpushard.devices.payload.ring import RingFetch
-from gpushard.devices.relayed import choose_fetch
 from gpushard.devices.scattering.targets import Targets, place_targets
 from gpushard.devices.spares import Spares
 from gpushard.devices.waiting import poll_by

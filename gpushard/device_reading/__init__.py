@@ -1,0 +1,1 @@
+"""Reads whose result lies on a device: bytes are fetched there in batches."""
