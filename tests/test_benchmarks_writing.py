@@ -16,7 +16,12 @@ from benchmarks.configs import KIB
 ROW = {
     "inner_nbytes": 4 * KIB,
     "codec": "none",
-    "wall_ms": {"gpushard": 4.0, "zarr": 8.0, "tensorstore": 2.0},
+    "wall_ms": {
+        "gpushard synced": 9.0,
+        "gpushard": 4.0,
+        "zarr": 8.0,
+        "tensorstore": 2.0,
+    },
 }
 FEW = ["--nbytes", str(128 * KIB), "--inner", str(4 * KIB), "--repetitions", "1"]
 
@@ -46,10 +51,23 @@ def test_a_contender_that_writes_something_else_is_caught(monkeypatch):
 
 
 def test_a_peer_that_is_faster_has_a_ratio_below_one():
-    assert writing.ratio(ROW) == 0.5
-    assert writing.ratio({"wall_ms": {"gpushard": 4.0}}) is None
-    assert writing._line(ROW).split() == ["4K", "none", "4.0", "8.0", "2.0", "0.50"]
-    assert "rows: 0.50" in writing.render({"rows": [ROW]})
+    assert writing.ratio(ROW, writing.UNSYNCED) == 0.5
+    assert writing.ratio({"wall_ms": {"gpushard": 4.0}}, writing.UNSYNCED) is None
+    said = ["4K", "none", "9.0", "4.0", "8.0", "2.0", "0.50"]
+    assert writing._line(ROW).split() == said
+    assert writing.render({"rows": [ROW]}) == (
+        "not synced: geometric mean of 1 rows: 0.50"
+    )
+
+
+def test_contenders_are_compared_with_those_that_wait_for_the_disk_as_they_do():
+    """A peer that leaves the bytes to the system is not ahead of who waits for them."""
+    row = {"wall_ms": ROW["wall_ms"] | {"ts synced": 18.0}}
+    assert writing.ratio(row, writing.SYNCED) == 2.0
+    assert writing.render({"rows": [row]}).splitlines() == [
+        "not synced: geometric mean of 1 rows: 0.50",
+        "synced: geometric mean of 1 rows: 2.00",
+    ]
 
 
 def test_each_row_is_told_before_the_next_one_is_measured(monkeypatch):

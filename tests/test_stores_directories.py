@@ -14,8 +14,9 @@ import pytest
 import gpushard
 from gpushard.errors import StoreError
 from gpushard.stores.directories import make_directory
-from gpushard.stores.files import FileWriter, LockedFile
+from gpushard.stores.files import FileWriter
 from gpushard.stores.local import LocalStore
+from gpushard.stores.locked_file import LockedFile
 
 SECRET = b"what lies outside"
 NEW = [np.frombuffer(b"new bytes", np.uint8)]

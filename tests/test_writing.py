@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from zarr.storage import MemoryStore, ZipStore
 import gpushard
 from gpushard.options import Options
 from gpushard.planning.index import MISSING
-from gpushard.stores.files import LockedFile
 from gpushard.stores.local import LocalStore
+from gpushard.stores.locked_file import LockedFile
 from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.shard import Region, StoredShard
@@ -268,21 +267,6 @@ def test_a_shard_is_replaced_and_never_changed_in_place(tmp_path):
     assert old.read() == before
     assert path.read_bytes() != before
     old.close()
-
-
-def test_bytes_are_durable_before_the_shard_has_its_name(tmp_path, monkeypatch):
-    a = new(tmp_path / "a")
-    calls = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(
-        os,
-        "replace",
-        lambda *a, **named: (calls.append("rename"), replace(*a, **named)),
-    )
-    (tmp_path / "a" / "c" / "0").mkdir(parents=True)
-    a[:8, :16] = 1
-    assert calls == ["fsync", "rename", "fsync"]
 
 
 def test_a_damaged_shard_is_not_written_to_in_part(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 import gpushard
 from gpushard.options import Options
 from gpushard.stores.directories import Directory
-from gpushard.stores.files import LockedFile
+from gpushard.stores.locked_file import LockedFile
 from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 

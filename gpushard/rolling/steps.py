@@ -26,7 +26,8 @@ from gpushard.source import Source
 from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes
 from gpushard.stores.file_bytes import Bytes, Pieces
-from gpushard.stores.files import FileWriter, object_key_of
+from gpushard.stores.files import FileWriter
+from gpushard.stores.locked_file import object_key_of
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.writing.assign import WriteSession, assign
 from gpushard.writing.shard import Region

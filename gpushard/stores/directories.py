@@ -254,15 +254,20 @@ def entries_in(
             yield entry.name, None if is_lost else entry.is_dir()
 
 
-def make_directory(path: Path, root: Path, refuse_outside: PathCheck) -> Directory:
-    """Open the directory at `path`; create it and its parents below `root` durably."""
+def make_directory(
+    path: Path, root: Path, refuse_outside: PathCheck, *, is_durable: bool = True
+) -> Directory:
+    """Open the directory at `path`; create it and its parents below `root`, durably."""
     try:
         return open_directory(path, refuse_outside)
     except FileNotFoundError:
         if path == root:
             raise
-    with make_directory(path.parent, root, refuse_outside) as above:
+    with make_directory(
+        path.parent, root, refuse_outside, is_durable=is_durable
+    ) as above:
         with suppress(FileExistsError):
             os.mkdir(path.name, dir_fd=above.fd)
-        above.sync()
+        if is_durable:
+            above.sync()
         return open_directory(path, refuse_outside)

@@ -1,21 +1,16 @@
 """Files written so that a reader, even after a crash, finds the old or the new content.
 
-To replace a file, another file is written beside it, made durable, and renamed. While
-``c/0/1`` is written, ``c/0/.1.lock`` and ``c/0/.1.new`` are beside it. During a write
-in place there is also ``c/0/.1.undo``. The lock is the kernel's (`flock`): it ends with
-the process that holds it, whatever happens to the file.
+Who writes to a file holds its lock. That is the kernel's (`flock`): it ends with the
+process that holds it, whatever happens to the file.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,18 +23,22 @@ from gpushard.stores.directories import (
     open_directory,
 )
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.file_bytes import FileBytes, Pieces, Update, write_all
+from gpushard.stores.file_bytes import Pieces, Update
 from gpushard.stores.file_locks import file_locks
 from gpushard.stores.local import LocalStore
-from gpushard.stores.spool import Spool
+from gpushard.stores.locked_file import (
+    LOCK,
+    UNDO,
+    UNFINISHED,
+    LockedFile,
+    name_beside,
+)
 
 if TYPE_CHECKING:
     from io import FileIO
 
 # Attempts to make a directory that others remove at once; this is rare.
 _MOST_ATTEMPTS = 64
-_LOCK, _UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
-_UNFINISHED = (_NEW, _NEW_UNDO)
 _HINTS = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "close other programs that hold many files open",
@@ -48,136 +47,20 @@ _HINTS = {
         "write to a file system that has locks (flock), or mount it with them",
     ),
 }
-_NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{_LOCK}|{_UNDO}|{_NEW})")
-
-
-@dataclass(frozen=True, slots=True)
-class LockedFile:
-    """A file, by its name in a directory, that no other writer changes meanwhile."""
-
-    directory: Directory
-    name: str
-
-    @property
-    def undo_name(self) -> str:
-        """Name of the file in which a write in place saves what it overwrites."""
-        return _name_beside(self.name, _UNDO)
-
-    @contextmanager
-    def opened(self) -> Generator[FileBytes | None]:
-        """Bytes of the file, to be read in slices; None if there is no file."""
-        with _open_to_read(self.directory, self.name) as data:
-            yield data
-
-    @contextmanager
-    def opened_note(self) -> Generator[FileBytes | None]:
-        """Bytes that undo a write in place; None if there are none."""
-        with _open_to_read(self.directory, self.undo_name) as data:
-            yield data
-
-    @contextmanager
-    def opened_to_change(self) -> Generator[int]:
-        """The file, opened to be written in place; it is created if it is missing."""
-        fd = self.directory.open(self.name, os.O_RDWR | os.O_CREAT)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def nbytes(self) -> int | None:
-        """Size of the file; None if there is no file."""
-        status = self.directory.status(self.name)
-        return None if status is None else status.st_size
-
-    @contextmanager
-    def spooled(self, most_nbytes: int) -> Generator[Spool]:
-        """Beginning of the next content, for `replace`; at the end it is dropped."""
-        temporary = _name_beside(self.name, _NEW)
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-        spool = Spool(partial(self.directory.open, temporary, flags), most_nbytes)
-        try:
-            yield spool
-        finally:
-            if spool.fd is not None:
-                with suppress(OSError):
-                    self.directory.unlink(temporary)
-            spool.close()
-
-    def replace(self, pieces: Pieces | None, spool: Spool | None = None) -> None:
-        """Replace the file in one step; None deletes it.
-
-        Pieces may lie in a `spool` of this file.
-        """
-        if pieces is None:
-            self.directory.unlink(self.name)
-            self.drop_unfinished()
-        else:
-            self._put(self.name, _name_beside(self.name, _NEW), pieces, spool)
-        # The content that the note would restore has been replaced.
-        self.directory.unlink(self.undo_name)
-        self.directory.sync()
-
-    def has_note(self) -> bool:
-        """Whether a write in place is under way or was interrupted."""
-        return self.directory.status(self.undo_name) is not None
-
-    def drop_unfinished(self) -> None:
-        """Remove what killed writers have left half written."""
-        for ending in _UNFINISHED:
-            self.directory.unlink(_name_beside(self.name, ending))
-
-    def note(self, pieces: Pieces) -> None:
-        """Save the bytes that undo a write in place, before the write starts."""
-        self._put(self.undo_name, _name_beside(self.name, _NEW_UNDO), pieces)
-        self.directory.sync()
-
-    def forget_note(self) -> None:
-        """Drop the bytes that undo a write in place, after the write is done."""
-        self.directory.unlink(self.undo_name)
-
-    def _put(
-        self, name: str, temporary: str, pieces: Pieces, spool: Spool | None = None
-    ) -> None:
-        """Give a name these bytes in one step; all is durable except the name."""
-        rest = None if spool is None else spool.rest_of(pieces)
-        try:
-            if spool is not None and spool.fd is not None and rest is not None:
-                write_all(spool.fd, rest)
-                os.fsync(spool.fd)
-            else:
-                if spool is not None and spool.fd is not None:
-                    self.directory.unlink(temporary)  # it is read on without a name
-                self._write_new(temporary, pieces)
-            self.directory.rename(temporary, name)
-        except (Exception, KeyboardInterrupt, SystemExit):
-            # On a full disk, half a file would take the little room that others need.
-            with suppress(OSError):
-                self.directory.unlink(temporary)
-            raise
-
-    def _write_new(self, name: str, pieces: Pieces) -> None:
-        fd = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            write_all(fd, pieces)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
-def object_key_of(key: str) -> str:
-    """Key of the object that a writer's file belongs to; other keys are unchanged."""
-    found = _NAME_BESIDE.fullmatch(key)
-    return key if found is None else f"{found[1] or ''}{found[2]}"
 
 
 class FileWriter:
-    """Write access to the files of a local store."""
+    """Write access to the files of a local store.
+
+    Unless it `is_durable`, a write does not wait until the disk has what it replaces.
+    """
 
     deletes_in_updates = True
     puts_whole = True
 
-    def __init__(self, store: LocalStore) -> None:
+    def __init__(self, store: LocalStore, *, is_durable: bool = True) -> None:
         self._store = store
+        self._is_durable = is_durable
 
     def put(self, key: str, pieces: Pieces | None) -> None:
         """Replace an object, whatever its content; None deletes it."""
@@ -243,17 +126,17 @@ class FileWriter:
     def has_note(self, key: str) -> bool:
         """Whether a write in place of the file is under way or was interrupted."""
         with self._as_store_errors(key):
-            return self._path_beside(key, _UNDO).exists()
+            return self._path_beside(key, UNDO).exists()
 
     def has_remains(self, key: str) -> bool:
         """Whether a write of the file is under way, or left something when it ended."""
         with self._as_store_errors(key):
-            endings = (_UNDO, *_UNFINISHED)
+            endings = (UNDO, *UNFINISHED)
             return any(self._path_beside(key, one).exists() for one in endings)
 
     def drop_stale_lock(self, key: str) -> None:
         """Remove the lock file that a killed writer left."""
-        if self._path_beside(key, _LOCK).exists():
+        if self._path_beside(key, LOCK).exists():
             with self.locked(key):
                 pass  # releasing the lock removes its file
 
@@ -275,10 +158,10 @@ class FileWriter:
                 with self._take_lock(path, key, taken) as directory:
                     try:
                         self._refuse_irregular(directory, path.name, key)
-                        yield LockedFile(directory, path.name)
+                        yield LockedFile(directory, path.name, self._is_durable)
                         self._refuse_moved(directory, key)
                     finally:
-                        name = _name_beside(path.name, _LOCK)
+                        name = name_beside(path.name, LOCK)
                         directory.unlink_locked(name, taken[0])
             finally:
                 # An interrupt may come before the first line of what does it above.
@@ -292,10 +175,12 @@ class FileWriter:
         while True:
             try:
                 root = Path(self._store.root)
-                directory = make_directory(path.parent, root, refuse_outside)
+                directory = make_directory(
+                    path.parent, root, refuse_outside, is_durable=self._is_durable
+                )
                 with ExitStack() as stack:
                     stack.enter_context(directory)
-                    if directory.lock(_name_beside(path.name, _LOCK), taken):
+                    if directory.lock(name_beside(path.name, LOCK), taken):
                         stack.pop_all()
                         return directory
             except FileNotFoundError:
@@ -306,7 +191,7 @@ class FileWriter:
 
     def _path_beside(self, key: str, ending: str) -> Path:
         path = Path(self._store.root, key)
-        return path.with_name(_name_beside(path.name, ending))
+        return path.with_name(name_beside(path.name, ending))
 
     @contextmanager
     def _as_store_errors(self, key: str) -> Generator[None]:
@@ -338,7 +223,7 @@ class FileWriter:
 
     def _refuse_irregular(self, directory: Directory, name: str, key: str) -> None:
         """Refuse anything but a regular file of this store: partial writes read it."""
-        for one in (name, _name_beside(name, _UNDO)):
+        for one in (name, name_beside(name, UNDO)):
             status = directory.status(one, follows=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
                 directory.refuse_outside(os.path.realpath(directory.path / one))
@@ -380,20 +265,3 @@ class FileWriter:
                 )
 
         return refuse_outside
-
-
-@contextmanager
-def _open_to_read(directory: Directory, name: str) -> Generator[FileBytes | None]:
-    try:
-        fd = directory.open_to_read(name)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        yield FileBytes(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
-
-
-def _name_beside(name: str, ending: str) -> str:
-    return f".{name}.{ending}"

@@ -73,8 +73,13 @@ class Writer(Protocol):
         ...
 
 
-def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
-    """Write access to the objects that `store` reads; written ones get the tags."""
+def writer_of(
+    store: Store, tags: Mapping[str, str] | None = None, *, is_durable: bool = True
+) -> Writer:
+    """Write access to the objects that `store` reads; written ones get the tags.
+
+    Unless it `is_durable`, writes to files do not wait until the disk has the bytes.
+    """
     if tags and not getattr(store, "takes_tags", False):
         raise UnsupportedError(
             "the store has no tags for its objects",
@@ -86,7 +91,7 @@ def writer_of(store: Store, tags: Mapping[str, str] | None = None) -> Writer:
         hint = getattr(store, "read_only_hint", writable)
         raise UnsupportedError("the store is read-only", got=store.url, hint=hint)
     if isinstance(store, LocalStore):
-        return FileWriter(store)
+        return FileWriter(store, is_durable=is_durable)
     # Who writes files need not wait for the import of the others.
     from gpushard.stores.remote import RemoteStore
     from gpushard.stores.zarr_store import ZarrStore

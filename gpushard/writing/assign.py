@@ -22,7 +22,8 @@ from gpushard.selecting.selection import (
 )
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
-from gpushard.stores.files import FileWriter, LockedFile
+from gpushard.stores.files import FileWriter
+from gpushard.stores.locked_file import LockedFile
 from gpushard.stores.spool import Spool
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.workers import run_tasks
@@ -145,9 +146,11 @@ class WriteSession:
     def __init__(self, source: Source, writer: Writer | None = None) -> None:
         self.source = source
         self.encoder = Encoder(source)
-        self.writer: Writer = writer or writer_of(source.store)
-        refuse_unsuitable(self.encoder)
         strategy = source.options.write.strategy
+        # Without the order that syncing keeps, a note could not undo a write in place.
+        is_durable = source.options.write.durable or strategy != "rewrite"
+        self.writer: Writer = writer or writer_of(source.store, is_durable=is_durable)
+        refuse_unsuitable(self.encoder)
         if strategy != "rewrite" and not isinstance(self.writer, FileWriter):
             raise OptionError(
                 f"the write strategy {strategy!r} changes files in place",

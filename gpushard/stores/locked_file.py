@@ -1,0 +1,176 @@
+"""A file that one writer at a time changes, by way of other files beside it.
+
+To replace a file, another file is written beside it, made durable, and renamed. While
+``c/0/1`` is written, ``c/0/.1.lock`` and ``c/0/.1.new`` are beside it. During a write
+in place there is also ``c/0/.1.undo``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from gpushard.stores.directories import Directory
+from gpushard.stores.file_bytes import FileBytes, Pieces, write_all
+from gpushard.stores.spool import Spool
+
+LOCK, UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
+UNFINISHED = (_NEW, _NEW_UNDO)
+_NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{LOCK}|{UNDO}|{_NEW})")
+
+
+def name_beside(name: str, ending: str) -> str:
+    """Name of the file beside the file `name` that has this ending."""
+    return f".{name}.{ending}"
+
+
+def object_key_of(key: str) -> str:
+    """Key of the object that a writer's file belongs to; other keys are unchanged."""
+    found = _NAME_BESIDE.fullmatch(key)
+    return key if found is None else f"{found[1] or ''}{found[2]}"
+
+
+@dataclass(frozen=True, slots=True)
+class LockedFile:
+    """A file, by its name in a directory, that no other writer changes meanwhile.
+
+    If it `is_durable`, the disk has the bytes that replace it before they get its name.
+    """
+
+    directory: Directory
+    name: str
+    is_durable: bool = True
+
+    @property
+    def undo_name(self) -> str:
+        """Name of the file in which a write in place saves what it overwrites."""
+        return name_beside(self.name, UNDO)
+
+    @contextmanager
+    def opened(self) -> Generator[FileBytes | None]:
+        """Bytes of the file, to be read in slices; None if there is no file."""
+        with _open_to_read(self.directory, self.name) as data:
+            yield data
+
+    @contextmanager
+    def opened_note(self) -> Generator[FileBytes | None]:
+        """Bytes that undo a write in place; None if there are none."""
+        with _open_to_read(self.directory, self.undo_name) as data:
+            yield data
+
+    @contextmanager
+    def opened_to_change(self) -> Generator[int]:
+        """The file, opened to be written in place; it is created if it is missing."""
+        fd = self.directory.open(self.name, os.O_RDWR | os.O_CREAT)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def nbytes(self) -> int | None:
+        """Size of the file; None if there is no file."""
+        status = self.directory.status(self.name)
+        return None if status is None else status.st_size
+
+    @contextmanager
+    def spooled(self, most_nbytes: int) -> Generator[Spool]:
+        """Beginning of the next content, for `replace`; at the end it is dropped."""
+        temporary = name_beside(self.name, _NEW)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        spool = Spool(partial(self.directory.open, temporary, flags), most_nbytes)
+        try:
+            yield spool
+        finally:
+            if spool.fd is not None:
+                with suppress(OSError):
+                    self.directory.unlink(temporary)
+            spool.close()
+
+    def replace(self, pieces: Pieces | None, spool: Spool | None = None) -> None:
+        """Replace the file in one step; None deletes it.
+
+        Pieces may lie in a `spool` of this file.
+        """
+        if pieces is None:
+            self.directory.unlink(self.name)
+            self.drop_unfinished()
+        else:
+            temporary = name_beside(self.name, _NEW)
+            durable = self.is_durable
+            self._put(self.name, temporary, pieces, is_durable=durable, spool=spool)
+        # The content that the note would restore has been replaced.
+        self.directory.unlink(self.undo_name)
+        if self.is_durable:
+            self.directory.sync()
+
+    def has_note(self) -> bool:
+        """Whether a write in place is under way or was interrupted."""
+        return self.directory.status(self.undo_name) is not None
+
+    def drop_unfinished(self) -> None:
+        """Remove what killed writers have left half written."""
+        for ending in UNFINISHED:
+            self.directory.unlink(name_beside(self.name, ending))
+
+    def note(self, pieces: Pieces) -> None:
+        """Save the bytes that undo a write in place, before the write starts."""
+        temporary = name_beside(self.name, _NEW_UNDO)
+        self._put(self.undo_name, temporary, pieces, is_durable=True)
+        self.directory.sync()
+
+    def forget_note(self) -> None:
+        """Drop the bytes that undo a write in place, after the write is done."""
+        self.directory.unlink(self.undo_name)
+
+    def _put(
+        self,
+        name: str,
+        temporary: str,
+        pieces: Pieces,
+        *,
+        is_durable: bool,
+        spool: Spool | None = None,
+    ) -> None:
+        """Give a name these bytes in one step; the name itself is not yet durable."""
+        rest = None if spool is None else spool.rest_of(pieces)
+        try:
+            if spool is not None and spool.fd is not None and rest is not None:
+                write_all(spool.fd, rest)
+                if is_durable:
+                    os.fsync(spool.fd)
+            else:
+                if spool is not None and spool.fd is not None:
+                    self.directory.unlink(temporary)  # it is read on without a name
+                self._write_new(temporary, pieces, is_durable=is_durable)
+            self.directory.rename(temporary, name)
+        except (Exception, KeyboardInterrupt, SystemExit):
+            # On a full disk, half a file would take the little room that others need.
+            with suppress(OSError):
+                self.directory.unlink(temporary)
+            raise
+
+    def _write_new(self, name: str, pieces: Pieces, *, is_durable: bool) -> None:
+        fd = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(fd, pieces)
+            if is_durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def _open_to_read(directory: Directory, name: str) -> Generator[FileBytes | None]:
+    try:
+        fd = directory.open_to_read(name)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield FileBytes(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
