@@ -27,7 +27,7 @@ WALK = (
     ("layout", "pages"),
     ("selecting", "stores.base", "rolling.window"),
     ("codecs.base",),
-    ("planning",),
+    ("planning", "codecs.blosc_frame"),
     ("memory", "devices", "stores", "codecs"),
     ("pipeline",),
     ("formats", "stored"),

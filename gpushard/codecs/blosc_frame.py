@@ -75,6 +75,13 @@ class BloscHeader(NamedTuple):
         return -(-self.nbytes // self.block_nbytes)
 
 
+def splits_of(flags: int, typesize: int, block_nbytes: int) -> int:
+    """Number of streams in a block of full size, by these fields of a header."""
+    if flags & DONT_SPLIT or not 1 <= typesize <= _MAX_SPLITS:
+        return 1
+    return typesize if block_nbytes >= _MIN_SPLIT_NBYTES * typesize else 1
+
+
 def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
     """Header of the frame that fills `encoded`.
 
@@ -96,12 +103,7 @@ def parse_header(encoded: HostBytes, codec: str) -> BloscHeader:
     if flags & MEMCPYED:
         consistent = frame_nbytes == HEADER_NBYTES + nbytes and block_nbytes
     else:
-        if (
-            typesize <= _MAX_SPLITS
-            and not flags & DONT_SPLIT
-            and block_nbytes >= _MIN_SPLIT_NBYTES * typesize
-        ):
-            n_splits = typesize
+        n_splits = splits_of(flags, typesize, block_nbytes)
         # Each block takes four bytes for its start and four for a stream's size.
         # c-blosc would leave bytes that no stream covers as they were in memory.
         n_blocks_max = (frame_nbytes - HEADER_NBYTES) // 8

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpushard.codecs.blosc_frame import HEADER_NBYTES
 from gpushard.device_reading.host_rows import decoding, rates_here
 from gpushard.device_reading.payload.answers import FetchedChunks
 from gpushard.devices.base import Device
 from gpushard.devices.decoding.chain import COMPRESSED, DeviceChain, Step, StepKind
-from gpushard.devices.placement import BLOSC_HEADER_NBYTES, Costs, estimate, workload_of
+from gpushard.devices.placement import Costs, estimate, workload_of
 from gpushard.fetching.job import Job
 
 # What is known of an array: the first bytes of the last inner chunk that was looked at.
@@ -65,7 +66,7 @@ class Decider:
             return job.source.options.placement != "host"
         first = encoded.payload.first_on_host(encoded)
         if first is not None:
-            job.source.facts[_HEADER] = first[:BLOSC_HEADER_NBYTES].copy()
+            job.source.facts[_HEADER] = first[:HEADER_NBYTES].copy()
         costs = self._costs(job, step, len(encoded), int(encoded.nbytes.sum()))
         job.tally.add_seconds("estimated on the device", costs.device)
         job.tally.add_seconds("estimated on the host", costs.host)

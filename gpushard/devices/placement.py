@@ -17,17 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs import blosc_frame
 from gpushard.devices.decoding.chain import Step, StepKind
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB
 
-BLOSC_HEADER_NBYTES = 16
-"""Bytes of a Blosc frame that say which streams it has."""
-
 # Used without a header: the block size that Blosc gives large inner chunks at level 5.
 _USUAL_BLOCK_NBYTES = 128 * KIB
-_MAX_SPLITS, _MIN_SPLIT_NBYTES, _DONT_SPLIT = 16, 128, 16
-_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")
 
 
 # CPUs are often halves of a core, and share caches and memory. 16 threads: 0.5 GB/s of
@@ -194,16 +190,15 @@ def workload_of(
 
 def _blosc_stream(frame: NDArray[np.uint8], decoded_nbytes: int) -> tuple[str, int]:
     """Compressor and decoded stream size that the header of a Blosc frame claims."""
-    if len(frame) < BLOSC_HEADER_NBYTES:
-        return _COMPRESSORS[-1], min(_USUAL_BLOCK_NBYTES, decoded_nbytes)
-    flags, item_nbytes = int(frame[2]), int(frame[3])
+    compressors = blosc_frame.COMPRESSORS
+    if len(frame) < blosc_frame.HEADER_NBYTES:
+        return compressors[-1], min(_USUAL_BLOCK_NBYTES, decoded_nbytes)
+    flags, typesize = int(frame[2]), int(frame[3])
     block_nbytes = int.from_bytes(frame[8:12].tobytes(), "little")
     stream_nbytes = min(max(block_nbytes, 1), decoded_nbytes)
-    can_split = not flags & _DONT_SPLIT and 1 <= item_nbytes <= _MAX_SPLITS
-    if can_split and stream_nbytes // item_nbytes >= _MIN_SPLIT_NBYTES:
-        stream_nbytes //= item_nbytes
-    number = min(flags >> 5, len(_COMPRESSORS) - 1)
-    return _COMPRESSORS[number], stream_nbytes
+    stream_nbytes //= blosc_frame.splits_of(flags, typesize, stream_nbytes)
+    number = min(flags >> 5, len(compressors) - 1)
+    return compressors[number], stream_nbytes
 
 
 def estimate(
