@@ -42,9 +42,9 @@ _PROGRAM = """
 import sys
 root, target = sys.argv[1:]
 sys.path.insert(0, root)
-from gpushard.fused import compiler_process, elf, machine_code
+from gpushard.fused.code import compiler_process, elf, machine_code
 compiler_process.set_numba()
-from gpushard.fused import compiling
+from gpushard.fused.code import compiling
 if not machine_code.can_run():
     raise SystemExit("they are compiled on Linux and x86-64")
 function = compiling.compiled(0, keeps=False)
@@ -87,7 +87,7 @@ class ShippedLoops(BuildHookInterface):
             command, stderr=subprocess.PIPE, text=True, errors="replace", check=False
         )
         if done.returncode == 0:
-            build_data["force_include"][str(target)] = "gpushard/fused/loops.bin"
+            build_data["force_include"][str(target)] = "gpushard/fused/code/loops.bin"
         else:
             why = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
             self.app.display_warning(f"the wheel is without compiled loops: {why}")

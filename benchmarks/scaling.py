@@ -69,7 +69,7 @@ def measure(nbytes: int, repetitions: int = REPETITIONS) -> dict[str, Any]:
 def _have_loops_kept() -> None:
     """Let another process compile the loops if none has: else rows are of two kinds."""
     if can_have_loops() and not are_loops_ready():
-        program = "from gpushard.fused.loading import load; load()"
+        program = "from gpushard.fused.code.loading import load; load()"
         subprocess.run([sys.executable, "-c", program], check=True)  # noqa: S603 - fixed
 
 

@@ -96,7 +96,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each read of a part of one inner chunk was taken by the shortest way."""
-    from gpushard.fused.single import SingleReader
+    from gpushard.fused.short.single import SingleReader
 
     found: list[bool] = []
     plain = SingleReader.read

@@ -14,10 +14,11 @@ import pytest
 import gpushard
 from array_strategies import codec
 from gpushard import Options
-from gpushard.fused import choice, ways
-from gpushard.fused.short_sharded import ShortShardedReader
+from gpushard.fused import choice
+from gpushard.fused.short import ways
+from gpushard.fused.short.sharded import ShortShardedReader
+from gpushard.fused.short.ways import short_ways
 from gpushard.fused.sink import FusedSink
-from gpushard.fused.ways import short_ways
 from gpushard.placing.place import HostSink
 from gpushard.reading import results
 from zarr_oracle import StoredArray, assert_same_bits, write

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpushard.fused import loading, ways
+from gpushard.fused.code import loading
+from gpushard.fused.short import ways
 
 
 @contextmanager

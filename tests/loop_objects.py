@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import binding
 
-from gpushard.fused import compiling
+from gpushard.fused.code import compiling
 
 # A constant table, a function that is called, and two of the C library's.
 MODULE = """

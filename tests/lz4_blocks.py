@@ -51,7 +51,7 @@ class Decoding:
     """
 
     def __init__(self, most_nbytes: int) -> None:
-        from gpushard.fused.lz4 import decode_lz4
+        from gpushard.fused.compiled.lz4 import decode_lz4
 
         self._decode = decode_lz4
         self._source = GuardedRoom(most_nbytes)

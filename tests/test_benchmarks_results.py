@@ -10,7 +10,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import table
 from benchmarks.contenders import gpushard_cpu
-from gpushard.fused import machine_code
+from gpushard.fused.code import machine_code
 
 RESULTS = Path(command.__file__).parent / "results"
 TABLE = RESULTS / "2026-11-28-full-64MiB-epyc-night.json"

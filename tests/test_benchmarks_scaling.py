@@ -35,7 +35,7 @@ def test_loops_are_compiled_before_anything_is_timed(monkeypatch):
         monkeypatch.setattr(scaling, "are_loops_ready", lambda kept=are_kept: kept)
         scaling._have_loops_kept()
         assert len(begun) == (not are_kept)
-    assert "fused.loading" in begun[0][-1]
+    assert "fused.code.loading" in begun[0][-1]
 
 
 def test_scaling_says_if_there_were_no_loops():

@@ -16,10 +16,11 @@ import gpushard
 from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
-from gpushard.fused import choice, shares, short_sharded, ways
+from gpushard.fused import choice, shares
+from gpushard.fused.short import sharded, ways
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
-from gpushard.options import KIB, MIB
+from gpushard.options import GIB, KIB, MIB
 from gpushard.pipeline import HostPipeline
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
@@ -29,7 +30,6 @@ from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
 from zarr_oracle import held
 
-GIB = 1 << 30
 TEXT = {"data_type": "string", "fill_value": ""}
 VLEN = {"name": "vlen-utf8"}
 
@@ -241,7 +241,7 @@ def test_a_damaged_object_around_a_shard_larger_than_a_block_costs_all_of_it(
     ]
 
 
-def sharded(place: Any, *compressors: Any) -> Any:
+def small_shards(place: Any, *compressors: Any) -> Any:
     """Array of 16 KiB in four inner chunks of 4 KiB, two a shard."""
     made = zarr.create_array(
         place, shape=(16384,), dtype="u1", shards=(8192,), chunks=(4096,),
@@ -255,7 +255,7 @@ def sharded(place: Any, *compressors: Any) -> Any:
 def test_the_short_compiled_way_is_held_to_the_cap(tmp_path, compressors):
     pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
     choice._load()
-    place = sharded(tmp_path / "a", *compressors)
+    place = small_shards(tmp_path / "a", *compressors)
     for most in (4096, 4095):
         options = gpushard.Options(compile_nbytes=0, max_chunk_nbytes=most)
         a = gpushard.open_array(place, options=options)
@@ -275,8 +275,8 @@ def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypa
         seen.append(n_workers)
         run_tasks(tasks, n_workers)
 
-    monkeypatch.setattr(short_sharded, "run_tasks", run)
-    place = sharded(tmp_path / "a", ZstdCodec())
+    monkeypatch.setattr(sharded, "run_tasks", run)
+    place = small_shards(tmp_path / "a", ZstdCodec())
     for limit in (2 * 4096, 4 * 4096, 6 * 4096):
         options = gpushard.Options(threads=4, compile_nbytes=0, memory_limit=limit)
         a = gpushard.open_array(place, options=options)
@@ -289,7 +289,7 @@ def test_the_short_compiled_way_has_no_more_threads_than_room(tmp_path, monkeypa
 
 @pytest.mark.parametrize("way", ["plain", "decoded"])
 def test_a_verification_is_held_to_the_cap(tmp_path, way):
-    place = sharded(tmp_path / "a", ZstdCodec())
+    place = small_shards(tmp_path / "a", ZstdCodec())
     for most, is_refused in ((4096, False), (4095, way == "decoded")):
         options = gpushard.Options(max_chunk_nbytes=most)
         source = gpushard.open_array(place, options=options).source
@@ -300,7 +300,7 @@ def test_a_verification_is_held_to_the_cap(tmp_path, way):
 
 
 def test_beyond_the_cap_all_but_the_bytes_of_inner_chunks_is_verified(tmp_path):
-    place = sharded(tmp_path / "a", ZstdCodec())
+    place = small_shards(tmp_path / "a", ZstdCodec())
     shard = bytearray((place / "c" / "1").read_bytes())
     first, second = np.frombuffer(shard[-36:-4], "<u8").reshape(2, 2).tolist()
     broken = index_of([first, (10**6, second[1])])
@@ -334,7 +334,7 @@ def test_a_verification_goes_on_behind_an_array_beyond_its_limits(tmp_path):
 
 @pytest.mark.parametrize("compressors", [(), (ZstdCodec(),)])
 def test_inner_chunks_written_to_in_part_are_held_to_the_cap(tmp_path, compressors):
-    place = sharded(tmp_path / "a", *compressors)
+    place = small_shards(tmp_path / "a", *compressors)
     before = (place / "c" / "0").read_bytes()
     a = gpushard.open_array(place, options=gpushard.Options(max_chunk_nbytes=4095))
     with pytest.raises(LimitError, match="raise options"):
@@ -384,7 +384,7 @@ def test_an_object_too_large_is_not_read_to_be_written_to_in_part(tmp_path):
 
 
 def test_shards_that_have_to_be_held_are_written_to_in_part_up_to_the_cap(tmp_path):
-    place = sharded(tmp_path / "a")
+    place = small_shards(tmp_path / "a")
     data = (place / "c" / "0").read_bytes()
     document = (place / "zarr.json").read_bytes()
     for most in (len(data) - 1, len(data)):

@@ -23,7 +23,7 @@ from asked_store import opened as asked
 from gpushard import codecs, pages
 from gpushard.codecs import base
 from gpushard.fused import choice, placer
-from gpushard.fused.ways import short_ways
+from gpushard.fused.short.ways import short_ways
 from gpushard.layout import CodecSpec
 from gpushard.memory import chunk_room
 from gpushard.memory.chunk_room import usual_stored

@@ -19,7 +19,8 @@ import gpushard
 from cli_runs import run, run_json, sentence
 from gpushard.cli import contenders, diagnosis, timing
 from gpushard.cli.comparison import have_same_elements
-from gpushard.fused import choice, kept_code, libraries
+from gpushard.fused import choice, libraries
+from gpushard.fused.code import kept_code
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from cli_runs import run, run_json
 from gpushard.cli import diagnosis
 from gpushard.devices import find
-from gpushard.fused import kept_code, machine_code
-from gpushard.fused.elf import MachineCode
+from gpushard.fused.code import kept_code, machine_code
+from gpushard.fused.code.elf import MachineCode
 
 
 @pytest.fixture(autouse=True)

@@ -281,7 +281,7 @@ def test_a_batch_is_relayed_though_no_thread_can_begin(tmp_path, device, monkeyp
 
     create = ctypes.cast(refuse, ctypes.c_void_p).value
     calls = system_calls.thread_calls()._replace(create=create)
-    monkeypatch.setattr("gpushard.fused.loading.thread_calls", lambda: calls)
+    monkeypatch.setattr("gpushard.fused.code.loading.thread_calls", lambda: calls)
     values = stored(tmp_path, CHAINS["zstd"])
     results, job = read_on_device(opened(tmp_path), [whole((60, 40))], device)
     assert_same_bits(results[0], values)

@@ -15,7 +15,7 @@ from device_fetch_cases import (
     stored,
 )
 from gpushard.device_reading import relayed
-from gpushard.fused import loading
+from gpushard.fused.code import loading
 from gpushard.selecting.selection import whole
 from relaying_cases import OPTIONS, in_small_batches, opened, relaying, use_small_pieces
 from zarr_oracle import assert_same_bits

@@ -94,7 +94,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr(waiting, "_loops", [])
     if request.param == "compiled":
         pytest.importorskip("numba", reason="the compiled loops need numba")
-        from gpushard.fused.loading import load
+        from gpushard.fused.code.loading import load
 
         waiting.poll_by(load().poll)
     return request.param

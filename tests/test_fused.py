@@ -379,7 +379,7 @@ def test_many_small_reads_load_the_loops_in_the_end(is_kept, seen, monkeypatch):
 def test_checksums_are_those_of_the_crc32c_package():
     from crc32c import crc32c
 
-    from gpushard.fused import calls
+    from gpushard.fused.compiled import calls
 
     data = np.random.default_rng(1).integers(0, 256, 300, np.uint8)
     for nbytes in (0, 1, 7, 8, 9, 63, 64, 255):

@@ -9,7 +9,8 @@ import pytest
 
 import gpushard
 from fused_cases import FUSED, LITTLE, need_fast_packages
-from gpushard.fused import choice, columns, loading
+from gpushard.fused import choice, columns
+from gpushard.fused.code import loading
 from guarded_planning import guarded_planning
 from spec_shards import document, index_of, sharding
 from zarr_oracle import assert_same_bits

@@ -23,8 +23,8 @@ import gpushard
 from fused_cases import FUSED, VALUES, blosc, stored
 from gpushard.codecs import blosc_frame
 from gpushard.codecs.blosc import BloscCodec
-from gpushard.fused import blosc_frames
 from gpushard.fused.columns import BLOSC
+from gpushard.fused.compiled import blosc_frames
 from gpushard.fused.libraries import find_library
 from gpushard.fused.words import TILE_NBYTES
 from gpushard.placing.place import HostSink

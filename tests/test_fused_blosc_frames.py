@@ -10,7 +10,7 @@ from lz4_blocks import GuardedRoom
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import blosc_frames
+from gpushard.fused.compiled import blosc_frames
 
 REFUSED, STORED, OF_LZ4, OF_ZSTD = range(4)
 SHUFFLE, MEMCPYED, BITSHUFFLE, UNSPLIT = 1, 2, 4, 16

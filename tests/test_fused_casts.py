@@ -29,9 +29,9 @@ from fused_cases import (
     take_way,
 )
 from gpushard.formats.data_types import dtype_of_numbers
-from gpushard.fused import machine_code
+from gpushard.fused.code import machine_code
+from gpushard.fused.code.elf import MachineCode
 from gpushard.fused.columns import CASTS
-from gpushard.fused.elf import MachineCode
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.placing.scatter import holds_kind_of

@@ -19,8 +19,9 @@ pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`
 
 import gpushard
 from fused_cases import VALUES, ZSTD, stored
-from gpushard.fused import choice, compiler_process, kept_code, loading
-from gpushard.fused.compiler_process import CompilerProcess
+from gpushard.fused import choice
+from gpushard.fused.code import compiler_process, kept_code, loading
+from gpushard.fused.code.compiler_process import CompilerProcess
 from gpushard.fused.sink import FusedSink
 from gpushard.options import Options
 from gpushard.placing.place import HostSink
@@ -139,7 +140,8 @@ def test_the_process_compiles_as_nobody_told_numba_to(folder, monkeypatch):
 
 def test_reads_do_without_the_loops_where_numba_compiles_nothing(tmp_path):
     program = (
-        "from gpushard.fused import choice, kept_code, machine_code;"
+        "from gpushard.fused import choice;"
+        "from gpushard.fused.code import kept_code, machine_code;"
         "kept_code.find = machine_code.find_shipped = lambda: None;"
         "raise SystemExit(choice._compiled_loops() is not None)"
     )
@@ -177,7 +179,8 @@ def _looked_for_loops(raised, tmp_path):
     (tmp_path / "numba.py").write_text(f"raise {raised}")
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
-        "from gpushard.fused import choice, kept_code, machine_code;"
+        "from gpushard.fused import choice;"
+        "from gpushard.fused.code import kept_code, machine_code;"
         "kept_code.find = machine_code.find_shipped = lambda: None;"
         "kept_code.kept_file = lambda: None;"
         "choice._load(); print(choice._loaded)"

@@ -16,7 +16,8 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import files, shares, short_sharded
+from gpushard.fused import files, shares
+from gpushard.fused.short import sharded as short_sharded
 from zarr_oracle import assert_same_bits
 
 need_fast_packages()

@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import machine_code
 from gpushard.fused.addresses import address_of
-from gpushard.fused.elf import NotMovableError, movable_code
+from gpushard.fused.code import machine_code
+from gpushard.fused.code.elf import NotMovableError, movable_code
 from loop_objects import MODULE, object_of
 
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"

@@ -30,10 +30,11 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import files, one_call, placer
+from gpushard.fused import files, placer
 from gpushard.fused.columns import FILE, HANDLE
-from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer
+from gpushard.fused.short import one_call
+from gpushard.fused.short.one_call import OneCall
 from gpushard.fused.thread_memory import ThreadMemory
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from spec_shards import document, index_of, shard_of, sharding

@@ -28,8 +28,8 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer
+from gpushard.fused.short.one_call import OneCall
 from gpushard.stores.local import LocalStore
 from stored_object import replace_file
 from zarr_oracle import assert_same_bits

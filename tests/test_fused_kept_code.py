@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
 from fused_cases import VALUES, ZSTD, stored
-from gpushard.fused import choice, compiling, kept_code, loading, machine_code
-from gpushard.fused.elf import MachineCode
+from gpushard.fused import choice
+from gpushard.fused.code import compiling, kept_code, loading, machine_code
+from gpushard.fused.code.elf import MachineCode
 from loop_objects import MODULE
 
 ROOT = Path(__file__).parents[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpushard.fused import kept_code
-from gpushard.fused.elf import MachineCode
+from gpushard.fused.code import kept_code
+from gpushard.fused.code.elf import MachineCode
 
 ROOT = Path(__file__).parents[1]
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
@@ -109,8 +109,8 @@ import ctypes, sys, warnings
 PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0) != 0:
     sys.exit(77)
-from gpushard.fused import loading, machine_code
-from gpushard.fused.elf import MachineCode
+from gpushard.fused.code import loading, machine_code
+from gpushard.fused.code.elf import MachineCode
 assert machine_code.map_code(MachineCode(bytes(8), 0, ())) is None
 assert loading.load() is None
 assert "numba" not in sys.modules

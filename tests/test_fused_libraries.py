@@ -273,7 +273,7 @@ DECODER = Decoder(*range(1000, 1000 + len(Decoder._fields)))
 @pytest.fixture
 def asked(monkeypatch):
     """The steps of deflate, and arguments of what they call, which always fails."""
-    from gpushard.fused import decoding
+    from gpushard.fused.compiled import decoding
 
     calls = []
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import gpushard
-from gpushard.fused import choice, loading, machine_code
-from gpushard.fused.elf import MachineCode
+from gpushard.fused import choice
+from gpushard.fused.code import loading, machine_code
+from gpushard.fused.code.elf import MachineCode
 
 ROOT = Path(__file__).parents[1]
 HERE = sys.platform == "linux" and os.uname().machine == "x86_64"
@@ -38,7 +39,7 @@ def shipped(tmp_path, monkeypatch) -> Path:
 
 def test_a_checkout_ships_no_code():
     assert not machine_code.SHIPPED.exists()
-    assert machine_code.SHIPPED.parent == ROOT / "gpushard" / "fused"
+    assert machine_code.SHIPPED.parent == ROOT / "gpushard" / "fused" / "code"
 
 
 def test_shipped_code_is_found_before_any_that_was_kept(shipped, monkeypatch):
@@ -57,9 +58,9 @@ def test_shipped_code_is_found_in_a_package_that_is_a_zip_file(tmp_path, is_chan
         for path in (ROOT / "gpushard").rglob("*.py"):
             archive.write(path, path.relative_to(ROOT))
         content = machine_code.content_of(CODE)[: -1 if is_changed else None]
-        archive.writestr("gpushard/fused/loops.bin", content)
+        archive.writestr("gpushard/fused/code/loops.bin", content)
     program = (
-        "from gpushard.fused import machine_code as m;"
+        "from gpushard.fused.code import machine_code as m;"
         "assert '.zip' in m.__file__; print(m.find_shipped())"
     )
     told = {"PYTHONPATH": str(tmp_path / "package.zip")}
@@ -161,7 +162,7 @@ def test_code_runs_on_no_other_system(other, monkeypatch):
 def test_everything_that_is_compiled_tells_one_code_from_another():
     compiled = {name for name in machine_code.SOURCES if name.startswith("fused/")}
     imported = set()
-    others = {"fused/elf", "fused/machine_code"}
+    others = {"fused/code/elf", "fused/code/machine_code"}
     for name in compiled - others:
         tree = ast.parse((ROOT / "gpushard" / f"{name}.py").read_text("utf-8"))
         for node in ast.walk(tree):
@@ -175,8 +176,8 @@ def test_everything_that_is_compiled_tells_one_code_from_another():
                     for p in paths
                 }
     assert (
-        imported | others | {"fused/compiling"}
-        == set(machine_code.SOURCES) | {"fused/compiling", "fused/elf"}
+        imported | others | {"fused/code/compiling"}
+        == set(machine_code.SOURCES) | {"fused/code/compiling", "fused/code/elf"}
         == set(machine_code.SOURCES)
     )
 
@@ -191,7 +192,7 @@ def test_where_numba_cannot_compile_the_loops_reads_go_on_without(
     tmp_path, monkeypatch
 ):
     errors = pytest.importorskip("numba.core.errors", reason="`fast` is not installed")
-    compiling = pytest.importorskip("gpushard.fused.compiling")
+    compiling = pytest.importorskip("gpushard.fused.code.compiling")
 
     def failing(stamp, *, keeps):
         raise errors.LoweringError("no such instruction\non this CPU")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import planning
+from gpushard.fused.compiled import planning
 
 
 def part_of(room):

@@ -29,8 +29,8 @@ from fused_cases import (
     watch_sinks,
 )
 from gpushard.fused import choice
-from gpushard.fused.short_selection import MOST_BOXES
-from gpushard.fused.short_sharded import ShortShardedReader
+from gpushard.fused.meshes import MOST_BOXES
+from gpushard.fused.short.sharded import ShortShardedReader
 from gpushard.fused.sink import FusedSink
 from gpushard.placing.place import HostSink
 from gpushard.planning import blocks

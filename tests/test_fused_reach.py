@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import copies, loops
 from gpushard.fused.columns import (
     BLOSC,
     FILE,
@@ -32,6 +31,7 @@ from gpushard.fused.columns import (
     WORK_ROWS,
     ZSTD,
 )
+from gpushard.fused.compiled import copies, loops
 
 NEAR, FAR = 200 + GAP_NBYTES, 201 + GAP_NBYTES
 FIRST = (3, 100, 200)

@@ -24,9 +24,11 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, loading, one_call, short_selection
+from gpushard.fused import choice, meshes
 from gpushard.fused.addresses import address_of
-from gpushard.fused.one_call import OneCall
+from gpushard.fused.code import loading
+from gpushard.fused.short import one_call
+from gpushard.fused.short.one_call import OneCall
 from gpushard.fused.thread_memory import Buffer, ThreadMemory
 from gpushard.reading import results
 from guarded_planning import guarded_planning
@@ -192,7 +194,7 @@ def test_what_is_not_for_it_goes_another_way(opened, seen, monkeypatch):
     assert_same_bits(np.ascontiguousarray(out), VALUES[points])
     for most in ("MOST_BOXES", "MOST_SHARDS"):
         with monkeypatch.context() as patch:
-            patch.setattr(short_selection, most, 1)
+            patch.setattr(meshes, most, 1)
             assert_same_bits(opened[...], VALUES)
             assert_same_bits(opened.oindex[[1, 99, 40]], VALUES[[1, 99, 40]])
             assert_same_bits(opened.vindex[points], VALUES[points])
@@ -347,7 +349,7 @@ def test_a_read_in_one_call_stays_within_its_room(stored_volume, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ThreadMemory, "buffer", buffer)
         # As many as a key may take at the most.
-        for module in (short_selection, one_call):
+        for module in (meshes, one_call):
             patch.setattr(module, "MOST_BOXES", 60)
             patch.setattr(module, "MOST_SHARDS", 12)
         assert_same_bits(a[...], WANTED)

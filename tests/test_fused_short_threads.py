@@ -14,8 +14,9 @@ from fused_cases import (
     need_fast_packages,
     stored,
 )
-from gpushard.fused import choice, shares, short_sharded
-from gpushard.fused.ways import short_ways
+from gpushard.fused import choice, shares
+from gpushard.fused.short import sharded as short_sharded
+from gpushard.fused.short.ways import short_ways
 from zarr_oracle import assert_same_bits
 
 need_fast_packages()

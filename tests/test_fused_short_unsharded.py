@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import gpushard
 import selection_strategies as sts
-from gpushard.fused import choice, opening, short_unsharded
-from gpushard.fused.short_unsharded import ShortUnshardedReader
+from gpushard.fused import choice, opening
+from gpushard.fused.short import unsharded as short_unsharded
+from gpushard.fused.short.unsharded import ShortUnshardedReader
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.reading import results
 from gpushard.stores.local import LocalStore

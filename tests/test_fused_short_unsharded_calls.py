@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import gpushard
-from gpushard.fused import choice, opening, shares, short_unsharded
-from gpushard.fused.loading import CompiledLoops
+from gpushard.fused import choice, opening, shares
+from gpushard.fused.code.loading import CompiledLoops
+from gpushard.fused.short import unsharded as short_unsharded
 from unsharded_cases import (
     CHAINS,
     COMPILED,

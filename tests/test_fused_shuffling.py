@@ -11,7 +11,7 @@ from lz4_blocks import GuardedRoom
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
 
-from gpushard.fused import shuffling
+from gpushard.fused.compiled import shuffling
 from gpushard.fused.words import TILE_NBYTES
 
 ITEMSIZES = [*range(1, 21), 24, 32, 255]

@@ -21,10 +21,10 @@ from gpushard.fused import choice, placer
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import loops_for
-from gpushard.fused.one_call import OneCall
 from gpushard.fused.placer import BoxPlacer
+from gpushard.fused.short.one_call import OneCall
+from gpushard.fused.short.ways import short_ways
 from gpushard.fused.thread_memory import ThreadMemory
-from gpushard.fused.ways import short_ways
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write
 

@@ -8,8 +8,9 @@ import pytest
 
 import gpushard
 from fused_cases import FUSED, VALUES, ZSTD, stored
-from gpushard.fused import choice, one_call, ways
-from gpushard.fused.ways import short_ways
+from gpushard.fused import choice
+from gpushard.fused.short import one_call, ways
+from gpushard.fused.short.ways import short_ways
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")

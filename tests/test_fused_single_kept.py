@@ -17,7 +17,7 @@ from fused_cases import CHAINS, CRC, VALUES, ZSTD, stored
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
-from gpushard.fused.ways import short_ways
+from gpushard.fused.short.ways import short_ways
 from gpushard.pipeline import HostPipeline
 from gpushard.stores import handles
 from gpushard.stores.local import LocalStore

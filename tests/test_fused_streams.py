@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import gpushard
 from fused_cases import FUSED, PLAIN, assert_all_fused
-from gpushard.fused import placer, short_sharded
-from gpushard.fused.loading import CompiledLoops
+from gpushard.fused import placer
+from gpushard.fused.code.loading import CompiledLoops
+from gpushard.fused.short import sharded as short_sharded
 from gpushard.placing import outputs
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, write

@@ -12,8 +12,9 @@ import pytest
 import zarr
 
 from gpushard.codecs.contexts import ThreadContexts
-from gpushard.fused import choice, kept_code
+from gpushard.fused import choice
 from gpushard.fused.addresses import address_of
+from gpushard.fused.code import kept_code
 from gpushard.fused.columns import RAW
 from gpushard.fused.libraries import Library
 from gpushard.fused.thread_memory import WINDOW_NBYTES, ThreadMemory

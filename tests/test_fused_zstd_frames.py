@@ -27,7 +27,7 @@ UNTOLD = b"\xff" * 8
 def is_one_frame():
     from numba import njit
 
-    from gpushard.fused import zstd_frames
+    from gpushard.fused.compiled import zstd_frames
 
     called = zstd_frames.is_one_frame  # by compiled code alone
     is_one = njit(lambda address, nbytes: called(address, nbytes))

@@ -14,7 +14,7 @@ from array_strategies import codec
 from asked_store import AskedStore, put
 from fused_cases import FUSED, need_fast_packages, take_way
 from gpushard.fused import choice
-from gpushard.fused.single import SingleReader
+from gpushard.fused.short.single import SingleReader
 from hostile_shards import PART, N, all_rows
 from spec_shards import CRC, LITTLE, document, index_of, shard_of, sharding
 from test_hostile_shards import REST, outcome, place_of

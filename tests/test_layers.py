@@ -126,24 +126,6 @@ LAZY = {
     "xarray",
     "zarrs",
 }
-# Modules that consist of compiled code, and are themselves imported only when used.
-COMPILED = {
-    "fused.calls",
-    "fused.casts",
-    "fused.compiling",
-    "fused.copies",
-    "fused.decoding",
-    "fused.blosc_frames",
-    "fused.loops",
-    "fused.lz4",
-    "fused.chunk_files",
-    "fused.polling",
-    "fused.relaying",
-    "fused.shuffling",
-    "fused.vectors",
-    "fused.zstd_frames",
-    "fused.planning",
-}
 # Modules that derive from another package's classes: imported only when that package
 # is there, by its entry point or by the module that names their door.
 ENTERED = {
@@ -174,6 +156,10 @@ def module_name(path: Path) -> str:
 # The package's own __init__ is the door of all layers: it resolves names lazily and is
 # held by test_import_cost.
 MODULES = {module_name(p): p for p in sorted(PACKAGE.rglob("*.py")) if module_name(p)}
+# Modules of compiled code, which are themselves imported only when used.
+COMPILED = {"fused.code.compiling"} | {
+    name for name in MODULES if name.startswith("fused.compiled.")
+}
 
 
 @cache

@@ -12,7 +12,8 @@ import pytest
 import gpushard
 from asked_store import BY_PRICE, IN_REQUESTS, asked_nbytes, opened, put
 from gpushard import Options
-from gpushard.fused import choice, files, sharded, shares, short_sharded
+from gpushard.fused import choice, files, sharded, shares
+from gpushard.fused.short import sharded as short_sharded
 from gpushard.options import KIB, MIB
 from gpushard.reading import ranges, read, results
 from gpushard.rolling import RollingArray

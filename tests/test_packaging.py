@@ -77,7 +77,8 @@ sys.modules["numba"] = sys.modules["llvmlite"] = None  # not installed
 import numpy as np
 import zarr
 import gpushard
-from gpushard.fused import choice, machine_code
+from gpushard.fused import choice
+from gpushard.fused.code import machine_code
 assert machine_code.SHIPPED.is_relative_to(sys.argv[1])
 values = np.arange(400 * 300, dtype="f4").reshape(400, 300)
 zarr.create_array(sys.argv[2], data=values, chunks=(16, 16), shards=(160, 160))
@@ -98,7 +99,7 @@ def test_wheel_reads_by_compiled_loops_without_a_compiler(tmp_path):
     wheel = build("wheel", tmp_path / "wheel", with_loops=True)
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert "gpushard/fused/loops.bin" in archive.namelist()
+        assert "gpushard/fused/code/loops.bin" in archive.namelist()
         archive.extractall(tmp_path / "installed")
     places = str(tmp_path / "installed"), str(tmp_path / "a")
     told = {"PYTHONPATH": places[0], "XDG_CACHE_HOME": str(tmp_path)}
@@ -149,7 +150,7 @@ def test_wheel_is_built_without_loops_where_no_compiler_is(tmp_path):
     )
     assert "without compiled loops: " in done.stderr + done.stdout
     (wheel,) = (tmp_path / "wheel").iterdir()
-    assert "gpushard/fused/loops.bin" not in files_in(wheel)
+    assert "gpushard/fused/code/loops.bin" not in files_in(wheel)
 
 
 def test_wheel_holds_the_licence(wheel):

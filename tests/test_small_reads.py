@@ -17,8 +17,9 @@ import gpushard
 from array_strategies import stored_arrays
 from gpushard import Options
 from gpushard.codecs import blosc_blocks
-from gpushard.fused import choice, ways
-from gpushard.fused.ways import ShortWays
+from gpushard.fused import choice
+from gpushard.fused.short import ways
+from gpushard.fused.short.ways import ShortWays
 from gpushard.reading import results, small
 from gpushard.selecting import expressions
 from selection_strategies import (

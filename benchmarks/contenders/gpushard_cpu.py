@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gpushard
-from gpushard.fused import machine_code
+from gpushard.fused.code import machine_code
 
 # The compiled loops are loaded in the untimed read, also of arrays that are smaller
 # than what a process reads by default before it pays for them.

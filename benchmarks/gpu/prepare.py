@@ -79,7 +79,7 @@ def _fill(layout: Layout, path: Path, root: Path, shard: int) -> None:
 def _compile_loops() -> None:
     """Compile the loops of the host for later processes, as an earlier run has."""
     with suppress(ImportError):  # without the extra `fast` there are none
-        from gpushard.fused.loading import load
+        from gpushard.fused.code.loading import load
 
         load()
 

@@ -15,8 +15,8 @@ from gpushard.device_reading.host_rows import rates_here
 from gpushard.devices.find import find_device
 from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
-from gpushard.fused import kept_code, machine_code
-from gpushard.fused.loading import import_numba, ready_code
+from gpushard.fused.code import kept_code, machine_code
+from gpushard.fused.code.loading import import_numba, ready_code
 from gpushard.options import DEFAULT
 
 _READ_PACKAGES = (

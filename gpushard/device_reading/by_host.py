@@ -19,7 +19,7 @@ from gpushard.devices.output import DeviceOutput
 from gpushard.devices.placement import Rates, host_rate
 from gpushard.devices.slabs import pooled_nbytes
 from gpushard.errors import DeviceMemoryError, UnsupportedError
-from gpushard.fused.ways import short_ways
+from gpushard.fused.short.ways import short_ways
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
 from gpushard.selecting.patches import PlannableSelection

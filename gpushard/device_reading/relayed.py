@@ -45,7 +45,7 @@ from gpushard.stores.handles import FileHandle
 from gpushard.stores.local import LocalStore, holds_plain_files
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import CompiledLoops
+    from gpushard.fused.code.loading import CompiledLoops
 
 # Eight threads with two buffers of 4 MiB each relayed 48 GB/s, of 52 that the bus has.
 # Fewer did not read as fast, and larger buffers than the processor's cache holds were

@@ -135,7 +135,7 @@ class FusedChain:
 
     @property
     def has_short_ways(self) -> bool:
-        """Whether some small reads are for the loops (see `fused.ways`)."""
+        """Whether some small reads are for the loops (see `fused.short.ways`)."""
         return self.plannable_store is not None or self.object_files is not None
 
     @property

@@ -15,9 +15,9 @@ from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
 from gpushard.fused.boxes import can_cut, landing_of
 from gpushard.fused.chain import FusedChain, fused_chain
-from gpushard.fused.compiler_process import CompilerProcess
+from gpushard.fused.code.compiler_process import CompilerProcess
+from gpushard.fused.code.machine_code import is_of_a_moment
 from gpushard.fused.libraries import HalfImportedError, find_library
-from gpushard.fused.machine_code import is_of_a_moment
 from gpushard.fused.placer import LinkedLoops, PlanPlacer
 from gpushard.fused.rows import RowDecoder
 from gpushard.fused.sink import FusedSink
@@ -28,7 +28,7 @@ from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import CompiledLoops
+    from gpushard.fused.code.loading import CompiledLoops
 
 # Loops that were compiled before are loaded after this part of
 # `Options.compile_nbytes`.
@@ -229,7 +229,7 @@ def _loading() -> Iterator[None]:
 def _ready_loops() -> CompiledLoops | None:
     """The loops that were compiled before, looked for once; None if there are none."""
     with _loading():
-        from gpushard.fused.loading import load_ready
+        from gpushard.fused.code.loading import load_ready
 
         return load_ready()
 
@@ -237,7 +237,7 @@ def _ready_loops() -> CompiledLoops | None:
 def _compiled_loops() -> CompiledLoops | None:
     try:
         with _loading():
-            from gpushard.fused.loading import load
+            from gpushard.fused.code.loading import load
 
             return load()
     except ImportError:  # no numba, or one that cannot be imported or compiles nothing

@@ -25,7 +25,7 @@ from gpushard.fused.columns import (
     SOURCE,
     STEP,
 )
-from gpushard.fused.short_selection import Mesh, ScatteredPoints
+from gpushard.fused.meshes import Mesh, ScatteredPoints
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex

@@ -33,7 +33,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import CompiledLoops
+    from gpushard.fused.code.loading import CompiledLoops
 
 _memory = ThreadMemory()
 

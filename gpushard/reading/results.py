@@ -13,7 +13,7 @@ from gpushard.damage import ENDS_READ, Damage
 from gpushard.errors import CorruptShardError, LimitError, SelectionError
 from gpushard.fetching.job import Job
 from gpushard.fused.choice import host_sink, note_small_read
-from gpushard.fused.ways import short_ways
+from gpushard.fused.short.ways import short_ways
 from gpushard.options import KIB
 from gpushard.placing.outputs import new_output, usable_output
 from gpushard.placing.scatter import check_cast

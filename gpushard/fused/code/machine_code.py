@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.fused.addresses import address_of
-from gpushard.fused.elf import MachineCode
+from gpushard.fused.code.elf import MachineCode
 
 # Of the micro-architecture levels in the System V ABI, AMD64 supplement, 3.1.1. The
 # flags are what /proc/cpuinfo calls the instructions that it has.
@@ -32,26 +32,26 @@ _CPU_INFO = Path("/proc/cpuinfo")
 SOURCES = (
     "codecs/blosc_frame",
     "codecs/libzstd",
-    "planning/index",
-    "fused/calls",
-    "fused/casts",
-    "fused/chunk_files",
+    "fused/code/compiling",
+    "fused/code/elf",
     "fused/columns",
-    "fused/compiling",
-    "fused/copies",
-    "fused/decoding",
-    "fused/elf",
-    "fused/blosc_frames",
-    "fused/loops",
-    "fused/lz4",
-    "fused/planning",
-    "fused/polling",
-    "fused/relaying",
-    "fused/shuffling",
-    "fused/vectors",
+    "fused/compiled/blosc_frames",
+    "fused/compiled/calls",
+    "fused/compiled/casts",
+    "fused/compiled/chunk_files",
+    "fused/compiled/copies",
+    "fused/compiled/decoding",
+    "fused/compiled/loops",
+    "fused/compiled/lz4",
+    "fused/compiled/planning",
+    "fused/compiled/polling",
+    "fused/compiled/relaying",
+    "fused/compiled/shuffling",
+    "fused/compiled/vectors",
+    "fused/compiled/zstd_frames",
     "fused/words",
-    "fused/zstd_frames",
-    "fused/machine_code",  # for the layout of the file
+    "planning/index",
+    "fused/code/machine_code",  # for the layout of the file
 )
 SHIPPED = Path(__file__).with_name("loops.bin")
 _MAGIC = b"gpushard loops 2\n"
@@ -73,7 +73,7 @@ def is_of_a_moment(error: Exception) -> bool:
 @cache
 def sources() -> bytes:
     """Text of all modules that are compiled."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     return b"".join(_content(package / f"{name}.py") for name in SOURCES)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls
+from gpushard.fused.compiled import calls
 from gpushard.fused.words import (
     CUT_SHORT,
     RANGE_COLUMNS,

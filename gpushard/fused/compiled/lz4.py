@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from gpushard.fused import calls
+from gpushard.fused.compiled import calls
 
 _LAST_LITERALS = 5
 _MATCH_LIMIT = 12

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import are_loaded, loops_for
-from gpushard.fused.one_call import one_call
-from gpushard.fused.short_sharded import ShortShardedReader
-from gpushard.fused.short_unsharded import ShortUnshardedReader, short_unsharded_reader
-from gpushard.fused.single import SingleReader
+from gpushard.fused.short.one_call import one_call
+from gpushard.fused.short.sharded import ShortShardedReader
+from gpushard.fused.short.single import SingleReader
+from gpushard.fused.short.unsharded import ShortUnshardedReader, short_unsharded_reader
 from gpushard.source import Source
 
 _FINDING = "compiled short ways"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls
-from gpushard.fused.casts import cast_run
 from gpushard.fused.columns import (
     BOOL,
     COPY,
@@ -27,6 +25,8 @@ from gpushard.fused.columns import (
     WORK_LENGTH,
     WORK_OUTER,
 )
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.casts import cast_run
 from gpushard.fused.words import Decoder
 
 # Parts of a box this far apart are read one by one: twice what another call costs.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.codecs import blosc_frame
-from gpushard.fused import calls
-from gpushard.fused.lz4 import decode_lz4
-from gpushard.fused.shuffling import unshuffle, unshuffle_bits
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.lz4 import decode_lz4
+from gpushard.fused.compiled.shuffling import unshuffle, unshuffle_bits
+from gpushard.fused.compiled.zstd_frames import is_one_frame
 from gpushard.fused.words import TILE_NBYTES
-from gpushard.fused.zstd_frames import is_one_frame
 
 _HEADER_NBYTES = blosc_frame.HEADER_NBYTES
 _SHUFFLE, _MEMCPYED = blosc_frame.BYTE_SHUFFLE, blosc_frame.MEMCPYED

@@ -20,8 +20,8 @@ from gpushard.fetching.fetch import known_index
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
-from gpushard.fused.one_call import OneCall
-from gpushard.fused.short_selection import Coordinate, grid_of
+from gpushard.fused.meshes import Coordinate, grid_of
+from gpushard.fused.short.one_call import OneCall
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls
 from gpushard.fused.columns import (
     ENTRY,
     FILE,
@@ -18,7 +17,8 @@ from gpushard.fused.columns import (
     NO_FILE,
     WORK_WINDOW,
 )
-from gpushard.fused.loops import place_boxes
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.loops import place_boxes
 from gpushard.fused.words import OPENAT2, STATUS_NBYTES, Decoder, Opener
 
 _HOW_NBYTES = 24  # struct open_how of openat2(2)

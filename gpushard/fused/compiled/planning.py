@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls, columns
+from gpushard.fused import columns
 from gpushard.fused.columns import (
     CELL,
     CELL_ROWS,
@@ -49,6 +49,7 @@ from gpushard.fused.columns import (
     STEP,
     TARGET,
 )
+from gpushard.fused.compiled import calls
 from gpushard.fused.words import PlanParameters
 from gpushard.planning.index import CORRUPT, MISSING
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls, vectors
-from gpushard.fused.vectors import WIDTH
+from gpushard.fused.compiled import calls, vectors
+from gpushard.fused.compiled.vectors import WIDTH
 from gpushard.fused.words import TILE_NBYTES
 
 # So many bytes of each plane of bits are put together at a time. Planes often lie as

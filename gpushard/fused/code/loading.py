@@ -19,10 +19,10 @@ from gpushard.devices.waiting import (
     N_SLEEPS,
     NOT_READY,
 )
-from gpushard.fused import kept_code, machine_code
 from gpushard.fused.addresses import address_of
+from gpushard.fused.code import kept_code, machine_code
+from gpushard.fused.code.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.columns import laying_words, sorting_words
-from gpushard.fused.elf import MachineCode, NotMovableError, movable_code
 from gpushard.fused.shares import NO_SHARES, Shares
 from gpushard.fused.system_calls import thread_calls, usleep_address
 from gpushard.fused.words import (
@@ -64,8 +64,8 @@ _NO_BOXES = (0,) * (WORDS - 1)
 class CompiledLoops:
     """The loops, which run without the GIL.
 
-    All arrays that they take are in C order. `gpushard.fused.loops` and
-    `gpushard.fused.planning` say what the arrays mean.
+    All arrays that they take are in C order. `gpushard.fused.compiled.loops` and
+    `gpushard.fused.compiled.planning` say what the arrays mean.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ def _compile() -> CompiledLoops:
 
 
 def _compile_by_numba() -> CompiledLoops:
-    from gpushard.fused import compiling
+    from gpushard.fused.code import compiling
 
     if kept_code.kept_file() is None:
         try:

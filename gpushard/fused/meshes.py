@@ -35,7 +35,7 @@ from gpushard.selecting.selection import (
 )
 
 if TYPE_CHECKING:
-    from gpushard.fused.loading import CompiledLoops
+    from gpushard.fused.code.loading import CompiledLoops
 
 # For a larger read, setting up the general path takes a hundredth of the time.
 MOST_BOXES, MOST_SHARDS = 1024, 32

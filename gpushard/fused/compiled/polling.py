@@ -6,7 +6,7 @@ have no end (see `devices.waiting`), and no thread needs the interpreter.
 
 from __future__ import annotations
 
-from gpushard.fused import calls
+from gpushard.fused.compiled import calls
 from gpushard.fused.words import Poll
 
 

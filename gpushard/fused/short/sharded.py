@@ -31,17 +31,17 @@ from gpushard.fused.files import (
 )
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept_chunks import hold_chunks, short_weight
-from gpushard.fused.one_call import OneCall
-from gpushard.fused.placer import BoxPlacer, LinkedLoops
-from gpushard.fused.sharded import shard_row
-from gpushard.fused.shares import Shares, n_sharing
-from gpushard.fused.short_selection import (
+from gpushard.fused.meshes import (
     Coordinate,
     Mesh,
     ScatteredPoints,
     grid_of,
     lay_over,
 )
+from gpushard.fused.placer import BoxPlacer, LinkedLoops
+from gpushard.fused.sharded import shard_row
+from gpushard.fused.shares import Shares, n_sharing
+from gpushard.fused.short.one_call import OneCall
 from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from llvmlite import binding
 from numba import cfunc, config, types
 
-from gpushard.fused import calls
-from gpushard.fused.chunk_files import place_chunk_files
+from gpushard.fused.code.machine_code import CPU_LEVEL
 from gpushard.fused.columns import (
     AXIS_ROWS,
     CELL_ROWS,
@@ -23,11 +22,12 @@ from gpushard.fused.columns import (
     WORK_ROWS,
     WORK_WINDOW,
 )
-from gpushard.fused.loops import place_boxes, place_shares
-from gpushard.fused.machine_code import CPU_LEVEL
-from gpushard.fused.planning import plan_axes, plan_boxes, plan_points
-from gpushard.fused.polling import poll
-from gpushard.fused.relaying import relay_pieces, relay_together
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.chunk_files import place_chunk_files
+from gpushard.fused.compiled.loops import place_boxes, place_shares
+from gpushard.fused.compiled.planning import plan_axes, plan_boxes, plan_points
+from gpushard.fused.compiled.polling import poll
+from gpushard.fused.compiled.relaying import relay_pieces, relay_together
 from gpushard.fused.words import (
     BOXES,
     COLUMNS,

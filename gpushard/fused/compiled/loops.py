@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls
 from gpushard.fused.columns import (
     BLOSC,
     COPY,
@@ -35,7 +34,8 @@ from gpushard.fused.columns import (
     WORK_WINDOW,
     ZSTD,
 )
-from gpushard.fused.copies import (
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.copies import (
     copy_box,
     copy_wanted,
     far_axis,
@@ -43,7 +43,7 @@ from gpushard.fused.copies import (
     merge_axes,
     next_line,
 )
-from gpushard.fused.decoding import decode, decode_to_keep
+from gpushard.fused.compiled.decoding import decode, decode_to_keep
 from gpushard.fused.words import Decoder
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused import calls
-from gpushard.fused.blosc_frames import decode_frame
 from gpushard.fused.columns import BLOSC, INFLATE, LZ4, RAW, ZSTD
-from gpushard.fused.lz4 import decode_lz4
-from gpushard.fused.shuffling import unshuffle
+from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.blosc_frames import decode_frame
+from gpushard.fused.compiled.lz4 import decode_lz4
+from gpushard.fused.compiled.shuffling import unshuffle
+from gpushard.fused.compiled.zstd_frames import decode_first, is_one_frame
 from gpushard.fused.words import Decoder
-from gpushard.fused.zstd_frames import decode_first, is_one_frame
 
 # zlib counts bytes in 32 bits.
 _LARGEST_DEFLATED = (1 << 32) - 1

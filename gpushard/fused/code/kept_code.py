@@ -1,7 +1,7 @@
 """Machine code of the loops, kept on disk for later processes.
 
 Only checkouts and machines that the shipped code is not for have any
-(`gpushard.fused.machine_code`). As with everything that Python caches, whoever can
+(`gpushard.fused.code.machine_code`). As with everything that Python caches, whoever can
 write to the folder can run code as you. Folders and files that others could have
 written are therefore ignored.
 """
@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpushard.devices.kernels import cache_directory
-from gpushard.fused import machine_code
-from gpushard.fused.elf import MachineCode
-from gpushard.fused.machine_code import CPU_LEVEL
+from gpushard.fused.code import machine_code
+from gpushard.fused.code.elf import MachineCode
+from gpushard.fused.code.machine_code import CPU_LEVEL
 
 
 @cache

@@ -25,9 +25,9 @@ from gpushard.fused.columns import (
     laying_words,
 )
 from gpushard.fused.files import window_nbytes
+from gpushard.fused.meshes import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.shares import NO_SHARES
-from gpushard.fused.short_selection import MOST_BOXES, MOST_SHARDS, Mesh
 from gpushard.fused.words import (
     READ_AXES,
     READ_BOX,

@@ -1,6 +1,6 @@
 """The short path of unsharded arrays: up to a thousand files of one inner chunk each.
 
-As in `gpushard.fused.short_sharded`, the loops lay the selection over the grid; then
+As in `gpushard.fused.short.sharded`, the loops lay the selection over the grid; then
 they open, read and close the files, decode and place. All that is unusual is declined:
 damage, links, files that change or that a slow disk or server has. The general path
 then reads it or says what is wrong.
@@ -29,6 +29,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.filling import fill_for
+from gpushard.fused.meshes import grid_of, lay_over
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
@@ -39,7 +40,6 @@ from gpushard.fused.opening import (
 )
 from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
-from gpushard.fused.short_selection import grid_of, lay_over
 from gpushard.fused.words import Opener
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpushard.codecs import libzstd
-from gpushard.fused import calls
+from gpushard.fused.compiled import calls
 
 # RFC 8878: 3.1.1.1 (frame header), 3.1.1.2 (blocks).
 _MAGIC = 0xFD2FB528

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpushard.fused import kept_code
+from gpushard.fused.code import kept_code
 
 # The new process imports what this one does, and does not look at `PYTHONPATH` again.
 # It must not keep open what this process inherited, such as a shell's lock or a pipe,
@@ -22,7 +22,7 @@ for fd in map(int, os.listdir("/proc/self/fd")):
         except OSError:
             pass
 sys.path[:] = sys.argv[1:]
-from gpushard.fused import compiler_process, kept_code, loading
+from gpushard.fused.code import compiler_process, kept_code, loading
 compiler_process.set_numba()
 with kept_code.compile_lock():
     loading.load()

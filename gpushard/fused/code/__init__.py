@@ -1,0 +1,1 @@
+"""Machine code of the loops: made, kept on disk, shipped, mapped into the process."""
