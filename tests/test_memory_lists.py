@@ -74,9 +74,9 @@ def test_columns_along_other_axes_count_against_the_memory_limit(
     seen: list[int] = []
     real = rounds.groups_of
 
-    def groups_of(listed: Any, layout: Any, most: int) -> Any:
+    def groups_of(listed: Any, layout: Any, most: int, **kept: Any) -> Any:
         seen.append(most)
-        return real(listed, layout, most)
+        return real(listed, layout, most, **kept)
 
     monkeypatch.setattr(rounds, "groups_of", groups_of)
     rows, columns = np.arange(8), np.tile(np.arange(SIDE), 4)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies as sts
+from gpushard import SelectionError
 from gpushard.layout import GridAxis
 from gpushard.planning.plan import plan_read
+from gpushard.selecting import portions, sorting_out
 from gpushard.selecting.expressions import orthogonal, points
 from gpushard.selecting.listing import IndexArrays
 from gpushard.selecting.portions import groups_of, objects_of
@@ -29,11 +32,21 @@ def listed(draw):
         values = draw(st.lists(some, min_size=n, max_size=n))
         return np.array(sorted(values) if draw(st.booleans()) else values)
 
+    def mask(shape):
+        rng = np.random.default_rng(draw(st.integers(0, 99)))
+        made = rng.random(shape) < draw(st.sampled_from([0.1, 0.9]))
+        made.reshape(-1)[:2] = True
+        return made
+
     if draw(st.booleans()):
+        if layout.size > 1 and draw(st.booleans()):
+            return layout, points, (mask(layout.shape),)
         return layout, points, tuple(map(index, layout.shape))
     axis = draw(st.integers(0, layout.ndim - 1))
     key = [draw(sts.slices(extent)) for extent in layout.shape]
-    key[axis] = index(layout.shape[axis])
+    extent = layout.shape[axis]
+    is_mask = extent > 1 and draw(st.booleans())
+    key[axis] = mask((extent,)) if is_mask else index(extent)
     return layout, orthogonal, tuple(key)
 
 
@@ -67,10 +80,10 @@ def test_portions_are_the_elements_each_once_by_shard(drawn, most, size, counts_
     whole, _ = columns(expected, axis)
     in_chunk = Counter(cells(whole, [layout.inner_axes[d] for d in axes]))
     seen, shards, chunks = [], Counter(), Counter()
-    for portions, is_split in groups:
-        assert is_split == (len(portions) > 1)
+    for some, is_split in groups:
+        assert is_split == (len(some) > 1)
         mine = set()
-        for portion in portions:
+        for portion in some:
             coordinates, out_index = columns(portion, axis)
             assert 0 < len(out_index) <= most
             np.testing.assert_array_equal(coordinates, whole[:, out_index])
@@ -98,6 +111,42 @@ def test_the_objects_of_a_split_group_are_those_that_its_plan_reads(drawn, most)
                 assert len(found) == len(read)
 
 
+@given(
+    listed(),
+    st.integers(4, 9),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.sampled_from([50, 10**6]),
+)
+def test_portions_of_what_was_sorted_out_are_those_of_what_was_not(
+    drawn, most, size, counts_log2, element_nbytes
+):
+    layout, parse, key = drawn
+    with tiny_bounds(block=size, counts_log2=counts_log2):
+        selection = parse(key, layout.shape)
+        axis = None if selection.around is None else selection.axis
+        found = [
+            [
+                (group[3:7], [columns(p, axis) for p in group.portions()])
+                for group in some
+            ]
+            for some in (
+                groups_of(selection, layout, most),
+                # A quarter is for marks.
+                groups_of(
+                    selection, layout, most * 4 // 3, element_nbytes=element_nbytes
+                ),
+            )
+        ]
+    for (place, expected), (mine, some) in zip(*found, strict=True):
+        assert mine == place
+        for (coordinates, out_index), (theirs, where) in zip(
+            some, expected, strict=True
+        ):
+            np.testing.assert_array_equal(out_index, where)
+            np.testing.assert_array_equal(coordinates, theirs)
+
+
 class Counted(IndexArrays):
     """Index arrays that count how many of their blocks are looked at."""
 
@@ -108,16 +157,15 @@ class Counted(IndexArrays):
         return super().block(number)
 
 
-def n_looks(index, most):
+def n_looks(index, most, element_nbytes=0, block=10):
     """How often each block of an index array is looked at, on the average."""
     layout = sts.make_layout((1000,), (GridAxis(1000, 20),), (sts.make_level((5,)),))
-    with tiny_bounds(block=10, counts_log2=16):
+    with tiny_bounds(block=block, counts_log2=16, few_looks=4):
         around = orthogonal((slice(None),), (1000,))
         counted = Counted([index], [1000])
         selection = Listed(counted, (len(index),), around)
-        n_portions = sum(
-            len(list(group.portions())) for group in groups_of(selection, layout, most)
-        )
+        groups = groups_of(selection, layout, most, element_nbytes=element_nbytes)
+        n_portions = sum(len(list(group.portions())) for group in groups)
     return counted.n_taken / counted.n_blocks, n_portions
 
 
@@ -134,6 +182,69 @@ def test_blocks_of_other_arrays_are_looked_at_once_a_portion():
     looks, n_portions = n_looks(index, 100)
     assert n_portions == 10
     assert looks <= 1 + n_portions
+
+
+@pytest.mark.parametrize("most", [134, 54, 8])  # of shards, and of parts of shards
+def test_blocks_are_looked_at_twice_where_there_is_room_to_sort_them_out(most):
+    index = np.random.default_rng(0).permutation(1000)
+    looks, n_portions = n_looks(index, most, element_nbytes=10**6 // most)
+    assert n_portions >= 10
+    assert looks == 2
+
+
+def test_with_less_room_blocks_are_looked_at_once_for_all_that_has_room():
+    index = np.random.default_rng(0).permutation(1000)
+    looks, n_portions = n_looks(index, 134, element_nbytes=4000 // 134, block=200)
+    assert n_portions == 10
+    assert looks == 4  # one to count, and three for up to 480 elements each
+
+
+def test_marks_of_shards_and_of_their_parts_are_held_in_the_room_for_them(monkeypatch):
+    held, most_held = [], []
+
+    def sort_out(listing, numbers, counts, groups_in):
+        held.append(2 * int(counts.sum()))
+        most_held.append(list(held))
+        yield from sorting_out.sort_out(listing, numbers, counts, groups_in)
+        held.pop()
+
+    monkeypatch.setattr(portions, "sort_out", sort_out)
+    layout = sts.make_layout((1000,), (GridAxis(1000, 500),), (sts.make_level((5,)),))
+    index = np.random.default_rng(0).permutation(1000)
+    with tiny_bounds(block=500, counts_log2=16):
+        selection = orthogonal((index,), (1000,))
+        groups = groups_of(selection, layout, 8, element_nbytes=700)
+        assert sum(len(list(group.portions())) for group in groups) == 200
+    assert {len(nbytes) for nbytes in most_held} == {1, 2}
+    assert max(map(sum, most_held)) <= 8 // 4 * 700
+
+
+def test_cells_that_are_counted_together_are_sorted_out_together():
+    layout = sts.make_layout((1000,), (GridAxis(1000, 20),), (sts.make_level((5,)),))
+    index = np.random.default_rng(0).permutation(1000)
+    with tiny_bounds(block=100, counts_log2=3):  # fifty shards, eight to a count
+        selection = orthogonal((index,), (1000,))
+        groups = groups_of(selection, layout, 268, element_nbytes=10**4)
+        found = [columns(p, 0)[0] for group in groups for p in group.portions()]
+    assert [len(np.unique(f // 20)) for f, *_ in found] == [8] * 5 + [10]
+
+
+def test_blocks_in_order_are_not_sorted_out():
+    index = np.arange(1000)
+    assert n_looks(index, 100, element_nbytes=1000) == (2, 10)
+
+
+@pytest.mark.parametrize("value", [0, 999])
+def test_an_index_array_that_changes_while_it_is_sorted_out_is_an_error(value):
+    layout = sts.make_layout((1000,), (GridAxis(1000, 20),), (sts.make_level((5,)),))
+    index = np.random.default_rng(0).permutation(1000)
+    with tiny_bounds(block=500, counts_log2=16):
+        selection = orthogonal((index,), (1000,))
+        groups = groups_of(selection, layout, 50, element_nbytes=50)
+        next(groups)  # of a third of the elements
+        index[:] = value
+        with pytest.raises(SelectionError, match="was changed"):
+            list(groups)
 
 
 def test_points_of_a_grid_that_cannot_be_counted_are_cut_all_the_same():

@@ -89,9 +89,9 @@ def test_what_is_read_in_rounds_is_what_numpy_gives(place, way, drawn, block, le
     np.testing.assert_array_equal(on_host(found), expected)
 
 
-def counts(a, key, *, least):
+def counts(a, key, *, least, few_looks=100):
     """What reading elements of the first axis takes, `least` of them a round."""
-    with tiny_bounds(least=least, counts_log2=16):
+    with tiny_bounds(least=least, counts_log2=16, few_looks=few_looks):
         report = a.explain(key)
     return report.n_shards, report.n_inner_chunks, report.n_payload_requests
 
@@ -112,6 +112,9 @@ def test_rounds_read_each_inner_chunk_once_and_ask_for_no_more(store, tmp_path):
     n_shards, n_chunks, n_requests = counts(a, order, least=100)
     assert (n_shards, n_chunks) == (40, 200)
     assert n_requests <= at_once[2] + 40
+    # A quarter of the 134 is for the marks of what is sorted out.
+    sorted_out = counts(a, order, least=134, few_looks=0)
+    assert sorted_out == (n_shards, n_chunks, n_requests)
 
 
 def test_elements_of_one_inner_chunk_that_are_too_many_cost_it_once_a_round(tmp_path):

@@ -160,18 +160,20 @@ def _read_cut(
     # Every round has the columns along the other axes.
     others_nbytes = 0 if listed.around is None else _columns_nbytes(listed.around, 0)
     room = max(limit // 2 - others_nbytes, limit // 4)
-    most = max(room // (_element_nbytes(listed) + tables_nbytes), _LEAST_ELEMENTS)
+    each_nbytes = _element_nbytes(listed) + tables_nbytes
+    most = max(room // each_nbytes, _LEAST_ELEMENTS)
     beside = _beside(source, limit // 2)
 
     def read_all(group: CellGroup) -> None:
         for selection in group.portions():
             read(beside, [selection], [out])
 
-    for group in groups_of(listed, source.layout, most):
+    for group in groups_of(listed, source.layout, most, element_nbytes=each_nbytes):
         if group.is_split:
             _read_unchanged(source, group, read_all)
         else:
             read_all(group)
+        del group  # it may hold the marks of many groups while the next are made
 
 
 def _read_unchanged(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gpushard.selecting.listing import clipped
+from gpushard.selecting.listing import ListedBlock, Listing, Marks, elements_changed
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
@@ -83,3 +85,83 @@ def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None
             return None
         return IndexAxis(axis.element[mine] - start, axis.out_index[mine])
     return axis.within(start, stop)
+
+
+class Clipped:
+    """The elements of a listing that have coordinates in a range along an axis.
+
+    Their coordinates along that axis count from `start`. Made by `clipped`, which knows
+    the blocks that have such elements, and the number of these elements.
+    """
+
+    def __init__(
+        self,
+        listing: Listing,
+        axis: int,
+        start: int,
+        stop: int,
+        blocks: Ints,
+        n_elements: int,
+    ) -> None:
+        self._listing = listing
+        self._axis, self._start, self._stop = axis, start, stop
+        self._blocks = blocks
+        self.n_axes = listing.n_axes
+        self.n_marks = listing.n_marks
+        self.n_blocks = len(blocks)
+        self.n_elements = n_elements
+
+    def block(self, number: int) -> ListedBlock:
+        """Elements of a block; see `Listing`."""
+        block = self._listing.block(int(self._blocks[number]))
+        return self._moved(block.at(self._are_mine(block)))
+
+    def marks(self, number: int, rows: Ints) -> Marks:
+        """Marks of elements of a block; see `Listing`."""
+        number = int(self._blocks[number])
+        mine = np.flatnonzero(self._are_mine(self._listing.block(number)))
+        if rows.max(initial=-1) >= len(mine):
+            raise elements_changed()
+        return self._listing.marks(number, mine[rows])
+
+    def at(self, numbers: Ints, marks: Marks) -> ListedBlock:
+        """Elements with these marks; see `Listing`."""
+        block = self._listing.at(self._blocks[numbers], marks)
+        if not self._are_mine(block).all():
+            raise elements_changed()
+        return self._moved(block)
+
+    def overlaps(self, array: NDArray[Any]) -> bool:
+        """Whether writing to `array` may change the elements; see `Listing`."""
+        return self._listing.overlaps(array)
+
+    def _are_mine(self, block: ListedBlock) -> NDArray[np.bool_]:
+        along = block.coordinates[self._axis]
+        return (along >= self._start) & (along < self._stop)
+
+    def _moved(self, block: ListedBlock) -> ListedBlock:
+        """The same elements, counted from `start`; the block is changed."""
+        mine = block.coordinates[self._axis]
+        mine -= self._start
+        return block
+
+
+def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | None]:
+    """The elements of a listing in each of several adjacent ranges; None for none.
+
+    Each range begins, and the last one ends, at `starts`: int64, shape (n_ranges + 1,),
+    ascending.
+    """
+    counts = np.zeros(len(starts) - 1, np.int64)
+    extremes = np.full((2, listing.n_blocks), -1, np.int64)
+    for k in range(listing.n_blocks):
+        along = listing.block(k).coordinates[axis]
+        if len(along):
+            extremes[:, k] = along.min(), along.max()
+            nth = np.searchsorted(starts, along, side="right") - 1
+            counts += np.bincount(nth, minlength=len(counts))
+    low, high = extremes
+    for n, start, stop in zip(counts.tolist(), starts, starts[1:], strict=False):
+        blocks = np.flatnonzero((low < stop) & (high >= start))
+        here = listing, axis, int(start), int(stop), blocks, n
+        yield Clipped(*here) if n else None

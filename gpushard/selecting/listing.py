@@ -7,17 +7,20 @@ copied, because the user's memory may change while it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import SelectionError
+from gpushard.selecting.numbering import stable_order
 
 Ints = NDArray[np.int64]
+Marks = NDArray[np.uint16]
 
-# Elements of the user's arrays that are taken at a time.
+# Elements of the user's arrays that are taken at a time. The place of one in its block
+# is a mark, which has 16 bits.
 BLOCK_ELEMENTS = 1 << 16
 
 
@@ -68,6 +71,25 @@ class Listing(Protocol):
         """
         ...
 
+    @property
+    def n_marks(self) -> int:
+        """Number of marks that tell an element from others of its block; 0 for none."""
+        ...
+
+    def marks(self, number: int, rows: Ints) -> Marks:
+        """Marks of the elements `rows` of a block: shape (n_marks, n_rows).
+
+        Raises as `block`.
+        """
+        ...
+
+    def at(self, numbers: Ints, marks: Marks) -> ListedBlock:
+        """Elements with these marks in blocks of these numbers, one number each.
+
+        Both are in the order of the output. Raises as `block`.
+        """
+        ...
+
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements."""
         ...
@@ -85,6 +107,8 @@ class IndexArrays:
     n_elements
         Number of listed elements; None means the size of the first array.
     """
+
+    n_marks = 1  # the place in the block
 
     def __init__(
         self,
@@ -111,6 +135,21 @@ class IndexArrays:
         )
         return ListedBlock(coordinates, np.arange(first, last, dtype=np.int64))
 
+    def marks(self, number: int, rows: Ints) -> Marks:
+        """Marks of elements of a block; see `Listing`."""
+        del number  # places are counted within any block
+        return rows[np.newaxis].astype(np.uint16)
+
+    def at(self, numbers: Ints, marks: Marks) -> ListedBlock:
+        """Elements with these marks; see `Listing`."""
+        place = numbers * BLOCK_ELEMENTS
+        place += marks[0]
+        coordinates = tuple(
+            _wrapped(flat.taken(place), extent)
+            for flat, extent in zip(self._flat, self._extents, strict=True)
+        )
+        return ListedBlock(coordinates, place)
+
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
         return any(np.may_share_memory(flat.array, array) for flat in self._flat)
@@ -134,6 +173,16 @@ class _Positions:
             first += end - begin
         return np.concatenate(found)
 
+    def taken(self, place: Ints) -> Ints:
+        """Positions at some places, in any order."""
+        nth = place % self._true.n_elements
+        order = stable_order(nth)
+        if order is None:
+            return self._true.positions_of(nth)
+        found = np.empty_like(nth)
+        found[order] = self._true.positions_of(nth[order])
+        return found
+
 
 class TrueElements:
     """Elements where a mask is true.
@@ -141,6 +190,8 @@ class TrueElements:
     The mask is bool, host, of any strides, and has the shape of the axes that it
     covers.
     """
+
+    n_marks = 2  # the place among the true elements of the block, and in the mask
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self._shape = mask.shape
@@ -158,8 +209,9 @@ class TrueElements:
         """Elements of a block; see `Listing`."""
         out_first, out_last = self._before[number : number + 2].tolist()
         found = self._found(number)
-        along = np.unravel_index(found, self._shape) if self.n_axes > 1 else (found,)
-        return ListedBlock(along, np.arange(out_first, out_last, dtype=np.int64))
+        return ListedBlock(
+            self._along(found), np.arange(out_first, out_last, dtype=np.int64)
+        )
 
     def positions(self, first: int, last: int) -> Ints:
         """Positions in the flattened mask of the elements ``first:last``, at least one.
@@ -172,9 +224,38 @@ class TrueElements:
         begin = first - int(self._before[low])
         return found[begin : begin + last - first]
 
+    def positions_of(self, nth: Ints) -> Ints:
+        """Positions in the flattened mask of some elements, which ascend.
+
+        Raises as `Listing.block`.
+        """
+        found = np.empty_like(nth)
+        ends = np.searchsorted(nth, self._before)
+        for k in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
+            some = slice(ends[k], ends[k + 1])
+            found[some] = self._found(k)[nth[some] - self._before[k]]
+        return found
+
+    def marks(self, number: int, rows: Ints) -> Marks:
+        """Marks of elements of a block; see `Listing`."""
+        place = self._found(number)[rows] - self._range(number)[0]
+        return np.stack([rows, place]).astype(np.uint16)
+
+    def at(self, numbers: Ints, marks: Marks) -> ListedBlock:
+        """Elements with these marks; see `Listing`."""
+        found = numbers * BLOCK_ELEMENTS
+        found += marks[1]
+        if not self._flat.taken(found).all():
+            raise elements_changed()
+        return ListedBlock(self._along(found), self._before[numbers] + marks[0])
+
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
         return np.may_share_memory(self._flat.array, array)
+
+    def _along(self, found: Ints) -> tuple[Ints, ...]:
+        """Coordinate along each axis, of positions in the flattened mask."""
+        return np.unravel_index(found, self._shape) if self.n_axes > 1 else (found,)
 
     def _found(self, number: int) -> Ints:
         """Positions in the flattened mask of the elements of a block."""
@@ -188,64 +269,6 @@ class TrueElements:
     def _range(self, number: int) -> tuple[int, int]:
         first = number * BLOCK_ELEMENTS
         return first, min(first + BLOCK_ELEMENTS, self._flat.n_elements)
-
-
-class Clipped:
-    """The elements of a listing that have coordinates in a range along an axis.
-
-    Their coordinates along that axis count from `start`. Made by `clipped`, which knows
-    the blocks that have such elements, and the number of these elements.
-    """
-
-    def __init__(
-        self,
-        listing: Listing,
-        axis: int,
-        start: int,
-        stop: int,
-        blocks: Ints,
-        n_elements: int,
-    ) -> None:
-        self._listing = listing
-        self._axis, self._start, self._stop = axis, start, stop
-        self._blocks = blocks
-        self.n_axes = listing.n_axes
-        self.n_blocks = len(blocks)
-        self.n_elements = n_elements
-
-    def block(self, number: int) -> ListedBlock:
-        """Elements of a block; see `Listing`."""
-        block = self._listing.block(int(self._blocks[number]))
-        along = block.coordinates[self._axis]
-        found = block.at((along >= self._start) & (along < self._stop))
-        mine = found.coordinates[self._axis]
-        mine -= self._start
-        return found
-
-    def overlaps(self, array: NDArray[Any]) -> bool:
-        """Whether writing to `array` may change the elements; see `Listing`."""
-        return self._listing.overlaps(array)
-
-
-def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | None]:
-    """The elements of a listing in each of several adjacent ranges; None for none.
-
-    Each range begins, and the last one ends, at `starts`: int64, shape (n_ranges + 1,),
-    ascending.
-    """
-    counts = np.zeros(len(starts) - 1, np.int64)
-    extremes = np.full((2, listing.n_blocks), -1, np.int64)
-    for k in range(listing.n_blocks):
-        along = listing.block(k).coordinates[axis]
-        if len(along):
-            extremes[:, k] = along.min(), along.max()
-            nth = np.searchsorted(starts, along, side="right") - 1
-            counts += np.bincount(nth, minlength=len(counts))
-    low, high = extremes
-    for n, start, stop in zip(counts.tolist(), starts, starts[1:], strict=False):
-        blocks = np.flatnonzero((low < stop) & (high >= start))
-        here = listing, axis, int(start), int(stop), blocks, n
-        yield Clipped(*here) if n else None
 
 
 def all_of(listing: Listing) -> ListedBlock:
@@ -295,6 +318,12 @@ class _Flat:
         out = np.empty(last - first, self.array.dtype)
         _copy(self.array, first, last, out)
         return out
+
+    def taken(self, place: Ints) -> NDArray[Any]:
+        """Elements at these places, in new memory."""
+        if self.array.flags.c_contiguous:
+            return self.array.reshape(-1).take(place)
+        return self.array[np.unravel_index(place, self.array.shape)]
 
 
 def _copy(array: NDArray[Any], first: int, last: int, out: NDArray[Any]) -> None:

@@ -8,7 +8,7 @@ columns of coordinates.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,7 @@ def distinct(numbers: Ints) -> Ints:
     return ascending[is_first]
 
 
-def stable_order(number: Ints) -> Ints | None:
+def stable_order(number: NDArray[np.integer[Any]]) -> Ints | None:
     """Stable sorting order of numbers from 0 on; None if they ascend already."""
     if not np.any(number[1:] < number[:-1]):
         return None

@@ -7,20 +7,21 @@ elements are listed, unless it alone has too many elements.
 
 The elements are counted by shard, a block at a time, and the portions are gathered one
 after the other. If the listing is in the order of the shards, each block is looked at
-about twice; otherwise once for each portion.
+about twice. Otherwise it would be once for each portion; so the elements of as many
+portions as there is room for are sorted out together (`sorting_out`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import chain, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.layout import ArrayLayout, GridAxis
-from gpushard.selecting.listing import ListedBlock, join_blocks
+from gpushard.selecting.listing import ListedBlock, elements_changed, join_blocks
 from gpushard.selecting.numbering import (
     Numbers,
     chunk_digits,
@@ -30,9 +31,43 @@ from gpushard.selecting.numbering import (
 )
 from gpushard.selecting.projection import cells_of_slice
 from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
+from gpushard.selecting.sorting_out import MOST_GROUPS, SortedOut, sort_out
 
 # Counts held at a time: 512 KiB.
 _COUNTS_LOG2 = 16
+# Sorting out and making elements of marks take as long as so many looks at all blocks.
+_FEW_LOOKS = 4
+# Part of the room of a portion for the marks of elements that are sorted out.
+_MARKS_SHARE = 4
+_MARK_NBYTES, _BOUND_NBYTES = 2, 4
+# Where the marks of each block begin, for each group, may take one part of theirs.
+_BOUNDS_SHARE = 8
+
+
+class Looks(NamedTuple):
+    """What a first look at the elements of a group found.
+
+    Attributes
+    ----------
+    shift
+        The elements were counted for ``2**shift`` keys each.
+    ends
+        int64, shape (n_counts + 1,). Sums of the counts, from 0 on.
+    lowest, highest
+        int64, shape (n_blocks,). Lowest and highest key of each block; of a block
+        without such elements, the highest is below the lowest.
+    """
+
+    shift: int
+    ends: Ints
+    lowest: Ints
+    highest: Ints
+
+    def n_of(self, borders: Ints) -> int:
+        """Number of looks at blocks for groups that have these keys as borders."""
+        first = borders.searchsorted(self.lowest, side="right")
+        last = borders.searchsorted(self.highest, side="right")
+        return int(np.maximum(last - first + 1, 0).sum())
 
 
 class CellGroup(NamedTuple):
@@ -52,6 +87,11 @@ class CellGroup(NamedTuple):
         Number of elements of all portions.
     numbers
         int64: the blocks of the listing that may have such elements.
+    element_nbytes
+        Room of each element of a portion, part of which marks may take instead. 0 if
+        nothing is to be sorted out.
+    marks_nbytes
+        Room for marks, which the portions have given up.
     """
 
     listed: Listed
@@ -62,6 +102,8 @@ class CellGroup(NamedTuple):
     high: int
     n_elements: int
     numbers: Ints
+    element_nbytes: int = 0
+    marks_nbytes: int = 0
 
     @property
     def is_split(self) -> bool:
@@ -97,30 +139,106 @@ class CellGroup(NamedTuple):
         elif len(self.fixed) + 1 == len(self.keys):
             yield from self._in_order()
         else:
-            for finer in self.finer():
-                yield from finer.blocks()
+            # A loop of its own would keep one finer group while the next is made.
+            yield from chain.from_iterable(map(CellGroup.blocks, self.finer()))
 
     def cut(self) -> Iterator[CellGroup]:
         """Groups by ranges of the next key, as large as a portion, or of one key."""
         shift = max(0, (self.high - self.low - 1).bit_length() - _COUNTS_LOG2)
         counts, lowest, highest = self._counted(shift)
-        ends = np.cumsum(counts)
-        first, done = 0, 0
+        looks = Looks(shift, np.append(0, np.cumsum(counts)), lowest, highest)
+        if looks.ends[-1] != self.n_elements:
+            raise elements_changed()
+        cuts = self._cuts(looks)
+        if self.element_nbytes or self.marks_nbytes:
+            n_looks = looks.n_of(self.low + (np.array(cuts) << shift))
+            if n_looks > _FEW_LOOKS * len(self.numbers):
+                yield from self.with_marks().sorted_out(looks)
+                return
+        for first, last in pairwise(cuts):
+            yield from self._part(looks, first, last).settled()
+
+    def settled(self) -> Iterator[CellGroup]:
+        """The group; or groups that it is cut into, if it is split between keys."""
+        if self.is_split and self.high - self.low > 1:
+            yield from self.cut()
+        elif self.n_elements:
+            yield self
+
+    def _cuts(self, looks: Looks) -> list[int]:
+        """Where groups begin among the counts, and the last one ends."""
+        cuts, done = [0], 0
         while done < self.n_elements:
-            last = int(np.searchsorted(ends, done + self.most, side="right"))
-            last = max(last, first + 1)
-            n_elements = int(ends[last - 1]) - done
-            low = self.low + (first << shift)
-            high = min(self.low + (last << shift), self.high)
-            numbers = self.numbers[(lowest < high) & (highest >= low)]
-            group = self._replace(
-                low=low, high=high, n_elements=n_elements, numbers=numbers
+            last = int(looks.ends.searchsorted(done + self.most, side="right")) - 1
+            cuts.append(max(last, cuts[-1] + 1))
+            done = int(looks.ends[cuts[-1]])
+        return cuts
+
+    def _part(self, looks: Looks, first: int, last: int) -> CellGroup:
+        """The elements of the counts ``first:last``."""
+        low = self.low + (first << looks.shift)
+        high = min(self.low + (last << looks.shift), self.high)
+        return self._replace(
+            low=low,
+            high=high,
+            n_elements=int(looks.ends[last] - looks.ends[first]),
+            numbers=self.numbers[(looks.lowest < high) & (looks.highest >= low)],
+        )
+
+    def with_marks(self) -> CellGroup:
+        """The same with room for marks, and smaller portions."""
+        if self.marks_nbytes:
+            return self
+        given = self.most // _MARKS_SHARE
+        nbytes = given * self.element_nbytes
+        return self._replace(
+            most=self.most - given, element_nbytes=0, marks_nbytes=nbytes
+        )
+
+    def sorted_out(self, looks: Looks) -> Iterator[CellGroup]:
+        """As `cut`; each block is looked at for many groups together."""
+        cuts: Ints = np.array(self._cuts(looks))
+        ends: Ints = looks.ends[cuts]
+        is_split = np.diff(ends) > self.most
+        # Groups that are split are sorted out once more, by finer cells. That takes few
+        # elements at a time, so there may be more looks at these.
+        nbytes = self.marks_nbytes
+        if is_split.any():
+            nbytes -= nbytes // 4
+        most = nbytes // (_MARK_NBYTES * self.listed.listing.n_marks)
+        bounds_nbytes = _BOUND_NBYTES * len(self.numbers)
+        most_groups = min(nbytes // _BOUNDS_SHARE // bounds_nbytes, MOST_GROUPS)
+        first = 0
+        while first < len(is_split):
+            last = int(ends.searchsorted(int(ends[first]) + most, side="right")) - 1
+            last = min(last, first + most_groups)
+            if is_split[first:last].any() or last > first + 1:
+                left = self._replace(marks_nbytes=self.marks_nbytes - nbytes)
+                yield from left.together(looks, cuts[first : last + 1])
+            else:  # one portion, or more elements than there is room for
+                last = first + 1
+                part = self._part(looks, int(cuts[first]), int(cuts[last]))
+                yield from part.settled()
+            first = last
+
+    def together(self, looks: Looks, cuts: Ints) -> Iterator[CellGroup]:
+        """Groups between some cuts, each with a listing of its own elements."""
+        whole = self._part(looks, int(cuts[0]), int(cuts[-1]))
+        nth = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).astype(np.uint16)
+
+        def groups_in(block: ListedBlock) -> tuple[Ints, NDArray[np.uint16]]:
+            key = whole.next_key(block)
+            rows = np.flatnonzero(whole.rows(block, key))
+            return rows, nth[(key[rows] - whole.low) >> looks.shift]
+
+        counts = np.diff(looks.ends[cuts])
+        found = sort_out(self.listed.listing, whole.numbers, counts, groups_in)
+        for (first, last), listing in zip(pairwise(cuts.tolist()), found, strict=True):
+            part = self._part(looks, first, last)._replace(
+                listed=self.listed._replace(listing=listing),
+                numbers=np.arange(listing.n_blocks),
             )
-            if group.is_split and high - low > 1:
-                yield from group.cut()
-            elif n_elements:
-                yield group
-            first, done = last, done + n_elements
+            yield from part.settled()
 
     def _counted(self, shift: int) -> tuple[Ints, Ints, Ints]:
         """Counts of elements per `2**shift` keys; lowest and highest key per block."""
@@ -129,27 +247,39 @@ class CellGroup(NamedTuple):
         highest = np.full(len(self.numbers), -1, np.int64)
         for i, number in enumerate(self.numbers.tolist()):
             block = self.listed.listing.block(number)
-            key = self._next_key(block)
-            key = key[self._rows(block, key)]
+            key = self.next_key(block)
+            key = key[self.rows(block, key)]
             if len(key):
                 lowest[i], highest[i] = key.min(), key.max()
                 counts += np.bincount((key - self.low) >> shift, minlength=len(counts))
         return counts, lowest, highest
 
-    def _next_key(self, block: ListedBlock) -> Ints:
+    def next_key(self, block: ListedBlock) -> Ints:
+        """First key that is not fixed, of each element of a block."""
         return self.keys[len(self.fixed)].of(block.coordinates)
 
-    def _rows(self, block: ListedBlock, key: Ints) -> NDArray[np.bool_]:
+    def rows(self, block: ListedBlock, key: Ints) -> NDArray[np.bool_]:
         """Which elements of a block, with their next key, belong to the group."""
         rows = (key >= self.low) & (key < self.high)
+        if self._has_all:
+            return rows
         for known, value in zip(self.keys, self.fixed, strict=False):
             rows &= known.of(block.coordinates) == value
         return rows
 
+    @property
+    def _has_all(self) -> bool:
+        """Whether the listing was sorted out and has no other elements."""
+        listing = self.listed.listing
+        return isinstance(listing, SortedOut) and listing.n_elements == self.n_elements
+
     def _matching(self) -> Iterator[ListedBlock]:
         for number in self.numbers.tolist():
             block = self.listed.listing.block(number)
-            rows = self._rows(block, self._next_key(block))
+            if self._has_all:
+                yield block
+                continue
+            rows = self.rows(block, self.next_key(block))
             yield block if rows.all() else block.at(rows)
 
     def _in_order(self) -> Iterator[ListedBlock]:
@@ -178,11 +308,15 @@ def groups_of(
     layout: ArrayLayout,
     most: int,
     grids: Sequence[Sequence[GridAxis]] | None = None,
+    *,
+    element_nbytes: int = 0,
 ) -> Iterator[CellGroup]:
     """All elements of a selection, in portions of at most `most` elements.
 
     Shards are cut along `grids`, from coarse to fine; None means the grid of the
-    innermost inner chunks.
+    innermost inner chunks. A portion has `element_nbytes` bytes of memory for each of
+    its elements. Some of it may hold what was sorted out for several portions; with 0,
+    nothing is sorted out. Then no group may be kept while the next is made.
     """
     if grids is None:
         grids = [layout.inner_axes] if layout.levels else []
@@ -196,8 +330,10 @@ def groups_of(
     keys = [key for some in digits for key in numbers_of(some)]
     listing = listed.listing
     numbers = np.arange(listing.n_blocks)
+    if not listing.n_marks:
+        element_nbytes = 0
     yield from CellGroup(
-        listed, keys, most, (), 0, 0, listing.n_elements, numbers
+        listed, keys, most, (), 0, 0, listing.n_elements, numbers, element_nbytes
     ).by_key()
 
 

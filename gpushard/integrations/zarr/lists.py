@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.selecting.listing import BLOCK_ELEMENTS, ListedBlock, elements_changed
+from gpushard.selecting.listing import (
+    BLOCK_ELEMENTS,
+    ListedBlock,
+    Marks,
+    elements_changed,
+)
 from gpushard.selecting.selection import Ints
 
 Elements = range | Ints | NDArray[np.bool_]
@@ -55,6 +60,8 @@ class ChunkLists:
     There is at least one chunk.
     """
 
+    n_marks = 0  # zarr lists chunk by chunk, so elements need no sorting
+
     def __init__(self, taken: Sequence[Taken]) -> None:
         self._taken = taken
         self.n_axes = len(taken[0].starts)
@@ -80,6 +87,14 @@ class ChunkLists:
         if any(len(along) != len(out_index) for along in coordinates):
             raise elements_changed()
         return ListedBlock(coordinates, out_index)
+
+    def marks(self, number: int, rows: Ints) -> Marks:
+        """Marks of elements of a block, which has none; see `Listing`."""
+        raise NotImplementedError
+
+    def at(self, numbers: Ints, marks: Marks) -> ListedBlock:
+        """Elements with these marks, of which there are none; see `Listing`."""
+        raise NotImplementedError
 
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
