@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -126,6 +127,43 @@ def test_a_thread_ends_though_an_interrupt_kept_it_from_being_told(
         stage.close()
     thread.join(5)
     assert not thread.is_alive()
+
+
+def interrupted_at(n_line: int, work: Any) -> KeyboardInterrupt:
+    """Interrupt of `work`, which has no end, before its n-th line."""
+    n_seen = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal n_seen
+        n_seen += event == "line"
+        if n_seen == n_line:
+            raise KeyboardInterrupt
+        return trace
+
+    traced = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        work()
+    except KeyboardInterrupt as interrupt:
+        return interrupt
+    finally:
+        sys.settrace(traced)
+    raise AssertionError("it has come to an end")
+
+
+def test_an_interrupt_of_the_wait_for_a_thread_says_nothing_of_the_wait(monkeypatch):
+    def wait():
+        try:
+            raise of_the_caller
+        except ValueError:
+            prefetch._next_item(channel, thread)
+
+    monkeypatch.setattr(prefetch, "_LOOK_AGAIN_S", 0)  # it looks again and again
+    thread: Any = SimpleNamespace(is_alive=lambda: True)
+    channel, of_the_caller = prefetch._Channel(StopFlag()), ValueError()
+    contexts = [interrupted_at(n, wait).__context__ for n in range(4, 60)]
+    assert set(contexts) == {of_the_caller}
+    assert of_the_caller.__context__ is None
 
 
 def ready(items, stop):

@@ -243,15 +243,21 @@ def _next_item(channel: _Channel[Item], thread: threading.Thread) -> Item | _End
     An interrupt may come between the steps of `_Channel.end`. So the flag is checked
     even if no `_End` arrives. Nor does one where there was no memory to make it.
     """
-    while True:
-        # Asked first: what the thread made before it ended is there afterwards.
-        is_over = not thread.is_alive()
-        with suppress(Empty):
-            return channel.items.get(timeout=0 if is_over else _LOOK_AGAIN_S)
-        if channel.stop.is_set():
-            return _End()
-        if is_over:
-            return _End(MemoryError("the thread of a loader found no memory"))
+    try:
+        while True:
+            # Asked first: what the thread made before it ended is there afterwards.
+            is_over = not thread.is_alive()
+            with suppress(Empty):
+                return channel.items.get(timeout=0 if is_over else _LOOK_AGAIN_S)
+            if channel.stop.is_set():
+                return _End()
+            if is_over:
+                return _End(MemoryError("the thread of a loader found no memory"))
+    except BaseException as interrupt:
+        # That nothing was there yet, which it may have come upon, is no part of it.
+        if isinstance(interrupt.__context__, Empty):
+            interrupt.__context__ = interrupt.__context__.__context__
+        raise
 
 
 def _got_permit(channel: _Channel[Any], consumer: ref[Prefetched[Any]]) -> bool:
