@@ -196,6 +196,7 @@ class Mix:
         epoch = self._standing.epoch
         iterators = [iter(loader) for loader in self._loaders]
         step = self._standing.step
+        begun_again: int | None = None  # a loader that has not given a batch since
         while (k := self._drawn(step)) is not None:
             try:
                 batch = next(iterators[k])
@@ -204,9 +205,11 @@ class Mix:
                 if self._is_over():
                     break
                 if self._stop == "restart":
-                    iterators[k] = self._again(k)
+                    if begun_again == k:  # the same step would draw it for ever
+                        raise self._nothing_left(k) from None
+                    iterators[k], begun_again = self._again(k), k
                 continue
-            step += 1
+            step, begun_again = step + 1, None
             self._standing = Standing(epoch, step)
             yield (batch, self._names[k]) if self._return_source else batch
             del batch
@@ -240,6 +243,15 @@ class Mix:
                 f"loader {self._names[k]} of a mix has no batches to repeat"
             )
         return iter(loader)
+
+    def _nothing_left(self, k: int) -> OptionError:
+        return OptionError(
+            f"loader {self._names[k]} of a mix has no batches to repeat, because none"
+            " of its samples could be read",
+            got="on_error='skip'",
+            hint="pass on_error='raise' to see why, leave out that loader, or pass"
+            " stop='all'",
+        )
 
     def _facts(self) -> dict[str, Any]:
         mix = {
