@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-import zarr
 
 import gpushard
 from gpushard import Loader, Mix, OptionError
@@ -90,30 +89,6 @@ def test_a_loader_that_ends_first_begins_its_next_epoch():
     first, second = rounds[:10], rounds[10:20]
     assert sorted(np.ravel(first)) == sorted(np.ravel(second)) == FEW.tolist()
     assert first != second
-
-
-def mix_beside_damage(folder, n_damaged):
-    """Mix that repeats `few`, of whose five inner chunks the first are damaged."""
-    z = zarr.create_array(folder, shape=FEW.shape, chunks=(8,), dtype="i4")
-    z[...] = FEW
-    for k in range(n_damaged):
-        (folder / f"c/{k}").write_bytes(b"no zstd")
-    array, options = gpushard.open_array(folder), {"batch_size": 4, "on_error": "skip"}
-    loaders = {"few": Loader(array, **options), "many": many()}
-    return Mix(loaders, weights=[1, 1], stop="restart", return_source=True)
-
-
-def test_a_loader_repeats_what_damage_leaves_of_it(tmp_path):
-    rounds = [b for s, b in told(mix_beside_damage(tmp_path, 4)) if s == "few"]
-    assert len(rounds) > 50
-    assert rounds[:4] == [[32, 33, 34, 35], [36, 37, 38, 39]] * 2
-
-
-def test_a_loader_of_which_damage_leaves_nothing_does_not_keep_a_mix(tmp_path):
-    mixed = mix_beside_damage(tmp_path, 5)
-    with pytest.raises(OptionError, match=r"loader few .* could be read: .*'skip'"):
-        told(mixed)
-    assert mixed.stats()["samples_skipped"] == 2 * len(FEW)
 
 
 def test_epochs_and_seeds_draw_differently_and_can_be_repeated():

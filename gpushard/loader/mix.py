@@ -193,9 +193,16 @@ class Mix:
     def _iterate(self) -> Iterator[Any]:
         # Not before the first batch is asked for: until then, others may move the mix.
         current = self._begin()
-        epoch = self._standing.epoch
         iterators = [iter(loader) for loader in self._loaders]
-        step = self._standing.step
+        try:
+            yield from self._batches(current, iterators)
+        finally:
+            # An error of one that is kept keeps this frame, which knows the others.
+            for iterator in iterators:
+                iterator.close()
+
+    def _batches(self, current: object, iterators: list[Any]) -> Iterator[Any]:
+        epoch, step = self._standing.epoch, self._standing.step
         begun_again: int | None = None  # a loader that has not given a batch since
         while (k := self._drawn(step)) is not None:
             try:
@@ -235,7 +242,7 @@ class Mix:
         """Whether the epoch is over, after a loader was found at its end."""
         return self._stop == "first" or all(self._rounds)
 
-    def _again(self, k: int) -> Iterator[Any]:
+    def _again(self, k: int) -> Any:
         loader = self._loaders[k]
         loader.set_epoch(self._standing.epoch + self._rounds[k] * _ROUND)
         if not len(loader):
