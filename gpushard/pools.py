@@ -30,7 +30,7 @@ from gpushard.stop_flag import (
 )
 
 Answer = TypeVar("Answer")
-Purpose = Literal["read", "store", "rare"]
+Purpose = Literal["read", "ahead", "store", "rare"]
 
 # When the interpreter ends, requests have so long, and those that a thread then still
 # begins a tenth of a second.

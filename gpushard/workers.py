@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gpushard.pools import Future, break_off, cancel_or_wait, pool_of, submit_all
+from gpushard.pools import (
+    Future,
+    Purpose,
+    break_off,
+    cancel_or_wait,
+    pool_of,
+    submit_all,
+)
 from gpushard.work_queue import Spawner, Work, WorkQueue
 
 Item = TypeVar("Item")
@@ -53,13 +60,22 @@ class StartedTasks:
 
     Parameters
     ----------
-    tasks, n_workers
+    tasks, n_workers, most_nbytes
         As `run_tasks` takes them; at least two workers.
+    pool
+        Whose threads they are.
     """
 
-    def __init__(self, tasks: Iterable[Work], n_workers: int) -> None:
-        queue = WorkQueue(tasks, None, lambda _: None)
-        self._started = [(queue, _helpers(queue, n_workers))]
+    def __init__(
+        self,
+        tasks: Iterable[Work],
+        n_workers: int,
+        most_nbytes: int | None = None,
+        *,
+        pool: Purpose = "read",
+    ) -> None:
+        queue = WorkQueue(tasks, most_nbytes, lambda _: None)
+        self._started = [(queue, _helpers(queue, n_workers, pool))]
 
     def finish(self) -> None:
         """Work in the calling thread too, and return or raise as `run_tasks` does."""
@@ -74,10 +90,14 @@ class StartedTasks:
             cancel_or_wait(helpers)
 
 
-def _helpers(queue: WorkQueue, n_workers: int) -> list[Future[None]]:
+def _helpers(
+    queue: WorkQueue, n_workers: int, pool: Purpose = "read"
+) -> list[Future[None]]:
     """All workers at a queue except the calling thread."""
     tasks = [queue.work_off] * (n_workers - 1)
-    return submit_all(pool_of("read", n_workers - 1), tasks, queue.close)
+    # Those of the read before wait for its answers, in the same pool.
+    n_reads = 2 if pool == "ahead" else 1
+    return submit_all(pool_of(pool, n_reads * len(tasks)), tasks, queue.close)
 
 
 def _work_off(queue: WorkQueue, helpers: Sequence[Future[None]]) -> None:

@@ -70,6 +70,30 @@ def test_a_server_that_fails_twice_is_asked_again_by_the_store(server, failure):
     assert loader.stats()["reads_retried"] == 0
 
 
+@pytest.mark.parametrize("prefetch_factor", [0, 1])
+def test_the_next_read_is_asked_for_while_one_waits_for_its_answers(
+    server, prefetch_factor, monkeypatch
+):
+    array = gpushard.open_array(server.url + "/images")
+    store = type(array.source.store)
+    read, is_next_asked, found = store.read, Event(), []
+
+    def waiting(self, requests):
+        keys = {request.key.partition("c/")[2] for request in requests}
+        if keys & {"2/0/0"}:
+            is_next_asked.set()
+        elif keys & {"1/0/0"}:
+            found.append(is_next_asked.wait(10 if prefetch_factor else 0.5))
+        elif keys & {"0/0/0"}:  # of the read that is awaited: it is to come early
+            found.append(not is_next_asked.wait(0.3) and bool(prefetch_factor))
+        return read(self, requests)
+
+    monkeypatch.setattr(store, "read", waiting)
+    loader = Loader(array, batch_size=12, prefetch_factor=prefetch_factor)
+    assert np.array_equal(np.concatenate(list(loader)), IMAGES)
+    assert set(found) == {prefetch_factor > 0}
+
+
 def test_a_server_that_refuses_for_a_while_is_asked_again_by_the_loader(server):
     begun, refused = Event(), []
 

@@ -44,6 +44,22 @@ def test_a_worker_goes_on_to_what_was_begun_next_while_others_are_still_busy():
     assert went_on == [True]
 
 
+def test_what_is_asked_for_ahead_has_threads_beside_those_of_the_read_before():
+    is_next, went_on = threading.Event(), []
+
+    def task():
+        went_on.append(is_next.wait(10))
+
+    first = StartedTasks([task], 2, pool="ahead")
+    second = StartedTasks([is_next.set], 2, pool="ahead")
+    deadline = time.monotonic() + 10
+    while not went_on and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.finish()
+    second.finish()
+    assert went_on == [True]
+
+
 def test_an_error_of_what_others_have_begun_is_raised_when_they_are_joined():
     def task():
         raise ValueError("stop")

@@ -66,6 +66,7 @@ class Epochs:
         order = settings.shuffling.order(standing.epoch)
         share = settings.share(order.n)
         self._n_steps = share.n_steps
+        n_plans = place.n_planned if settings.n_ahead else 0
         reader = Reader(
             fields=settings.fields,
             origins=settings.origins,
@@ -75,9 +76,9 @@ class Epochs:
             stop=self._stop,
             incidents=progress.incidents,
             n_under_way=place.n_under_way if settings.n_ahead else 0,
+            asks_ahead=n_plans > 0,
         )
         plans = _plans(reader, self._later, standing, order, share)
-        n_plans = place.n_planned if settings.n_ahead else 0
         loads = reader.loads(self._ahead(plans, n_plans, WaitStats()))
         waits = WaitStats() if settings.n_finished_ahead else progress.waits
         cut = batches_by_load(loads, share, standing.step)

@@ -69,6 +69,8 @@ class Reader:
         Set to end reading after the current task, whose requests are broken off.
     n_under_way
         Number of loads that may be under way when the next one is begun.
+    asks_ahead
+        Whether stores over a network are asked for a load while another one is read.
     attempts
         The read that was begun last to repeat a load, or a part of it; or none.
     """
@@ -81,6 +83,7 @@ class Reader:
     stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
     n_under_way: int = 0
+    asks_ahead: bool = False
     attempts: list[PlannedLoad] = field(default_factory=list[PlannedLoad])
 
     def plans(
@@ -95,6 +98,9 @@ class Reader:
         usual, most = load_samples(fields, room, n, least, is_scattered=is_anywhere)
         most_nbytes = _LARGE * most * load_nbytes(fields)
         n_wanted = max(usual // 8, least) if is_awaited else most
+        # No server is asked for anything else beside the read that is awaited. Indexes
+        # that it fetches are known to the next one.
+        n_in_turn = 2 if is_awaited else 0
         while start < share.n_turns:
             n_whole = whole_batches(start, n_wanted, least)
             stop = load_end(order, share, start, n_whole)
@@ -109,7 +115,11 @@ class Reader:
             # even while a result is handed out to a consumer, who then holds the
             # interpreter's lock.
             ready = handed[0].prepared
-            early = handed[0].early = None if ready is None else start_early(ready)
+            early = None
+            if ready is not None:
+                asks_ahead = self.asks_ahead and not n_in_turn
+                early = handed[0].early = start_early(ready, asks_ahead=asks_ahead)
+            n_in_turn = max(n_in_turn - 1, 0)
             try:
                 yield handed.pop()  # popped, so that it is not held here meanwhile
             except GeneratorExit:  # `run` will not wait for the threads

@@ -67,6 +67,10 @@ class Prepared(NamedTuple):
         these readers leave over, go through the stages of this module.
     tasks
         Tasks of `readers`; the first is made already.
+    works
+        Work on what these readers leave over, which is everything if there are none.
+    changed
+        Blocks of `works` with objects that were replaced; filled as they are found.
     began_at_s
         Monotonic time at which `prepare` began.
     """
@@ -75,7 +79,14 @@ class Prepared(NamedTuple):
     n_workers: int
     readers: Sequence[tuple[Job, JobReader]]
     tasks: Iterator[Task]
+    works: Iterator[Work]
+    changed: Changed
     began_at_s: float
+
+    @property
+    def most_nbytes(self) -> int:
+        """Memory that what was fetched for `works` may hold together."""
+        return max((job.most_fetched_nbytes for job in self.jobs), default=0)
 
 
 def prepare(jobs: Sequence[Job]) -> Prepared:
@@ -100,17 +111,34 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     readers = [(job, reader) for job in jobs if (reader := job.sink.job_reader(job))]
     tasks = _reader_tasks(readers, n_workers)
     first = [*islice(tasks, 1)]
-    return Prepared(jobs, n_workers, readers, chain(first, tasks), began_at_s)
+    changed: Changed = []
+    works = _works_left(jobs, readers, n_workers, changed)
+    return Prepared(
+        jobs, n_workers, readers, chain(first, tasks), works, changed, began_at_s
+    )
 
 
-def start_early(prepared: Prepared) -> StartedTasks | None:
+def start_early(prepared: Prepared, *, asks_ahead: bool) -> StartedTasks | None:
     """Have other threads start on the jobs before `run`, while this thread is free.
 
     None if there is nothing that other threads can start on.
+
+    Parameters
+    ----------
+    asks_ahead
+        Whether stores over a network may be asked now. Other reads wait for answers
+        meanwhile, and not for threads; so this has threads of its own.
     """
-    if not prepared.readers or prepared.n_workers <= 1:
+    if prepared.n_workers <= 1:
         return None
-    return StartedTasks(prepared.tasks, prepared.n_workers)
+    if prepared.readers:
+        return StartedTasks(prepared.tasks, prepared.n_workers)
+    stores = [job.source.store for job in prepared.jobs]
+    if asks_ahead and all(store.costs.prefers_whole_objects for store in stores):
+        return StartedTasks(
+            prepared.works, prepared.n_workers, prepared.most_nbytes, pool="ahead"
+        )
+    return None
 
 
 def run(prepared: Prepared, started: StartedTasks | None = None) -> None:
@@ -128,11 +156,9 @@ def run(prepared: Prepared, started: StartedTasks | None = None) -> None:
         started.finish()
     for job, _ in prepared.readers:
         job.source.room.let_go()
-    changed: Changed = []
-    most_nbytes = max((job.most_fetched_nbytes for job in prepared.jobs), default=0)
-    works = _all_tasks(_blocks_left(prepared), n_workers, changed)
-    run_tasks(works, n_workers, most_nbytes)
-    for job, block, keys in changed:
+    most_nbytes = prepared.most_nbytes
+    run_tasks(prepared.works, n_workers, most_nbytes)
+    for job, block, keys in prepared.changed:
         shards = map(tuple, block.shard_coords.tolist())
         seen = forget(job.source, shards, keys, prepared.began_at_s)
         with _named(job):
@@ -140,16 +166,28 @@ def run(prepared: Prepared, started: StartedTasks | None = None) -> None:
             run_tasks(works, n_workers, most_nbytes)
 
 
-def _blocks_left(prepared: Prepared) -> list[tuple[Job, Iterator[Block]]]:
+def _works_left(
+    jobs: Sequence[Job],
+    readers: Sequence[tuple[Job, JobReader]],
+    n_workers: int,
+    changed: Changed,
+) -> Iterator[Work]:
+    """Work that is left of jobs; the readers are asked when the first is drawn."""
+    yield from _all_tasks(_blocks_left(jobs, readers), n_workers, changed)
+
+
+def _blocks_left(
+    jobs: Sequence[Job], readers: Sequence[tuple[Job, JobReader]]
+) -> list[tuple[Job, Iterator[Block]]]:
     """Blocks of each job that its reader, if any, has not read."""
     left = [
         (replace(job, seen=frozenset(reader.seen)), reader.left_over())
-        for job, reader in prepared.readers
+        for job, reader in readers
     ]
-    with_reader = {id(job) for job, _ in prepared.readers}
+    with_reader = {id(job) for job, _ in readers}
     left += [
         (job, job.plan.blocks(most_merged(job.source)))
-        for job in prepared.jobs
+        for job in jobs
         if id(job) not in with_reader
     ]
     return left
