@@ -112,7 +112,7 @@ CAME: dict[str, list[str]] = {
     "all inner chunks of a shard": [],
     "a large entry": ["CorruptShardError"],
     "a large entry, zstd": ["CorruptShardError"],
-    "a large nested shard": ["LimitError"],
+    "a large nested shard": ["ChecksumError"],
     "a large note": ["CorruptShardError"],
     "warm up": [],
 }

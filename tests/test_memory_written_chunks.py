@@ -15,10 +15,10 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from asked_store import put
-from gpushard.options import MIB
+from gpushard.options import KIB, MIB
 from hostile_shards import ZSTD
 from memory_sweep import grown
-from spec_shards import CRC, LITTLE, document, sharding
+from spec_shards import CRC, EMPTY, LITTLE, document, index_of, sharding
 from test_memory_alone import named
 
 pytestmark = pytest.mark.skipif(
@@ -98,6 +98,52 @@ def test_a_write_does_not_hold_all_encoded_inner_chunks_of_a_shard(tmp_path, key
     assert came == "read"
     assert nbytes < LIMIT
     assert np.array_equal(opened(tmp_path / "large")[key], values[key])
+
+
+@pytest.mark.parametrize("key", [slice(None), slice(3, -3)], ids=["whole", "part"])
+def test_a_write_does_not_hold_nested_shards(tmp_path, key):
+    n, values = 11 * MIB, noise(66 * MIB)
+
+    def put_nested(place: Path, n: int) -> gpushard.Array:
+        nested = sharding((n // 4,), codecs=CHAINS["zstd"])
+        shard = sharding((3 * n // 4,), codecs=[nested])
+        put(place, document((6 * n // 4,), (6 * n // 4,), shard, dtype="uint32"))
+        return opened(place)
+
+    def write(place: Path, values: Any) -> Any:
+        opened(place)[key] = values[key]
+        return Nothing
+
+    for place, size in ("large", n), ("warm up", 4096):
+        put_nested(tmp_path / place, size)[:] = 1
+    came, nbytes = grown(
+        partial(write, tmp_path / "large", values),
+        partial(write, tmp_path / "warm up", noise(6 * 4096)),
+        0,
+    )
+    assert came == "read"
+    assert nbytes < LIMIT
+    assert np.array_equal(opened(tmp_path / "large")[key], values[key])
+
+
+def test_a_small_nested_shard_of_large_pieces_is_not_held(tmp_path):
+    nested = sharding((KIB,), codecs=[sharding((512,), codecs=[LITTLE, ZSTD])])
+    place = put(tmp_path, document((2 * KIB,), (2 * KIB,), nested))
+    a = gpushard.open_array(place, device="cpu")
+    large = 48 * MIB  # that the index claims of the inner chunk that stays
+    data = bytes(large) + index_of([(0, large), (EMPTY, EMPTY)])
+    path = tmp_path / "c" / "0"
+    path.parent.mkdir()
+    path.write_bytes(data + index_of([(0, len(data)), (EMPTY, EMPTY)]))
+
+    def write() -> Any:
+        a[600] = 7
+        return Nothing
+
+    came, nbytes = grown(write, lambda: a[3:3], 0)
+    assert came == "read"
+    assert nbytes < 24 * MIB
+    assert path.stat().st_size > large
 
 
 def test_shards_with_codecs_around_them_are_written_as_memory_allows(tmp_path):

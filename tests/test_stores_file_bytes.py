@@ -141,3 +141,12 @@ def test_small_slices_that_lie_close_are_read_at_once(files, monkeypatch):
     monkeypatch.setattr(file_bytes, "_HELD_NBYTES", 100)
     write_all(new, [old.unread_slice(span) for span in spans])
     assert set(calls) == {500}
+
+
+def test_bytes_within_others_are_read_from_their_start(files):
+    old, _ = files
+    inside = old.within(slice(1000, 5000)).within(slice(10, 20_000))
+    assert len(inside) == 3990
+    assert np.array_equal(inside[5:9], NOISE[1015:1019])
+    part = inside.unread_slice(slice(3980, 9999))
+    assert (part.start, part.stop) == (4990, 5000)

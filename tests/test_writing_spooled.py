@@ -9,12 +9,17 @@ import pytest
 import zarr
 
 import gpushard
+from asked_store import put
 from gpushard import Options
 from gpushard.options import KIB
 from gpushard.stores import file_bytes, spool
 from gpushard.stores.file_bytes import FileSlice
+from gpushard.stores.locked_file import LockedFile
 from gpushard.stores.spool import Spool
 from gpushard.write_options import WriteOptions
+from gpushard.writing import encode
+from hostile_shards import ZSTD
+from spec_shards import LITTLE, document, sharding
 
 LIMIT = 256 * KIB
 SHAPE, CHUNK = (512, 1024), (64, 256)
@@ -58,6 +63,23 @@ def created(place, location="end", order="morton", limit=LIMIT, chunks=CHUNK):
         shards={"shape": SHAPE, "index_location": location},
         options=Options(memory_limit=limit, threads=2, write=WriteOptions(order=order)),
     )
+
+
+def nested(place, location="end", outer="end", limit=LIMIT, depth=2, shape=SHAPE):
+    """Shards in a shard, which hold shards themselves at a depth of three."""
+    codecs = [sharding((64, 128), codecs=[LITTLE, ZSTD], index_location=location)]
+    for _ in range(depth - 2):
+        codecs = [sharding((128, 256), codecs=codecs, index_location=location)]
+    codecs = [sharding((256, 256), codecs=codecs, index_location=outer)]
+    put(place, document(shape, SHAPE, *codecs))
+    options = Options(memory_limit=limit, threads=2)
+    return gpushard.open_array(place, device="cpu", options=options)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Nested shards of any size are large."""
+    monkeypatch.setattr(encode, "_BATCH_NBYTES", KIB)
 
 
 def check(place, expected):
@@ -153,4 +175,101 @@ def test_a_file_begins_with_a_spool_only_if_all_of_it_comes_first(tmp_path):
     assert one.rest_of([first, behind]) is None
     assert one.rest_of([behind, first, second]) is None
     assert path.read_bytes() == bytes([1, 1, 1, 2, 2, 2])
+    one.close()
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("depth", [2, 3])
+def test_of_a_whole_shard_of_shards_no_byte_is_written_twice(
+    tmp_path, taken, copied, depth
+):
+    nested(tmp_path, depth=depth)[...] = NOISE
+    assert sum(taken) > NOISE.nbytes // 2
+    assert max(taken) <= LIMIT // 2
+    assert not copied
+    check(tmp_path, NOISE)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("outer", ["start", "end"])
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_a_file_of_nested_shards_is_the_same_as_of_one_that_memory_holds(
+    tmp_path, taken, depth, location, outer
+):
+    expected = NOISE.copy()
+    expected[10:300, 5:1000] = NOISE[20:310, 5:1000]
+    expected[256:, 256:512] = 0
+    expected[400:] = 0
+
+    def written(place, limit):
+        a = nested(place, location, outer, limit, depth)
+        a[...] = NOISE
+        a[10:300, 5:1000] = expected[10:300, 5:1000]
+        a[256:, 256:512] = 0
+        a[400:] = 0
+        check(place, expected)
+        return (place / "c/0/0").read_bytes()
+
+    one, n = written(tmp_path / "spooled", LIMIT), len(taken)
+    other = written(tmp_path / "held", 64 * KIB * KIB)
+    assert 0 < n == len(taken)
+    assert one == other
+
+
+@pytest.mark.parametrize("key", [np.s_[::3, 5], np.s_[[5, 300, 70], ::2]])
+def test_listed_elements_of_nested_shards_are_written(tmp_path, key, large):
+    a, expected = nested(tmp_path), NOISE.copy()
+    a[...] = NOISE
+    a.oindex[key] = expected[key] = 7
+    check(tmp_path, expected)
+
+
+def test_small_nested_shards_are_held_in_one_piece_each(tmp_path, taken):
+    nested(tmp_path)[...] = NOISE
+    index_nbytes = 16 * 8 + 4
+    assert min(taken) > 256 * 256 > index_nbytes
+    check(tmp_path, NOISE)
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_nested_shard_that_is_written_in_part_only_what_changes_is_read(
+    tmp_path, monkeypatch
+):
+    a = nested(tmp_path)
+    a[...] = NOISE
+    read, replace, sizes = FileSlice.read, LockedFile.replace, []
+
+    def noted(self):
+        sizes.append(len(self))
+        return read(self)
+
+    def replaced(*given):
+        assert max(sizes) < 64 * 128 + KIB
+        sizes.clear()
+        replace(*given)
+
+    monkeypatch.setattr(FileSlice, "read", noted)
+    monkeypatch.setattr(LockedFile, "replace", replaced)
+    expected = NOISE.copy()
+    a[70, 130] = expected[70, 130] = NOISE[70, 130] ^ 1
+    assert sizes  # of what the kernel does not copy
+    check(tmp_path, expected)
+
+
+def test_bytes_that_are_held_are_found_in_memory_and_in_the_file(tmp_path):
+    path = tmp_path / "new"
+    one = Spool(lambda: os.open(path, os.O_RDWR | os.O_CREAT), 4)
+    first = one.hold(np.arange(3, dtype=np.uint8))
+    assert [*spool.pieces_by_now([first.part(1, 3)])[0]] == [1, 2]
+    assert not path.exists()
+    second = one.hold(np.arange(3, 6, dtype=np.uint8))
+    assert path.read_bytes() == bytes(range(6))
+    pieces = spool.pieces_by_now(
+        [first, second.part(0, 3).part(1, 2), second.part(2, 2)]
+    )
+    assert [(p.start, p.stop) for p in pieces] == [(0, 3), (4, 5), (5, 5)]
+    third = one.hold(np.arange(6, 9, dtype=np.uint8))
+    rest = one.rest_of(spool.pieces_by_now([first, second, third]))
+    assert [piece.tolist() for piece in rest] == [[6, 7, 8]]
     one.close()

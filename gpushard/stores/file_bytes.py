@@ -70,10 +70,11 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True)
 class FileBytes:
-    """Bytes of an open file; only slices of them are read."""
+    """`nbytes` bytes of an open file from `start` on; only slices of them are read."""
 
     fd: int
     nbytes: int
+    start: int = 0
 
     def __len__(self) -> int:
         return self.nbytes
@@ -84,7 +85,12 @@ class FileBytes:
     def unread_slice(self, span: slice) -> FileSlice:
         """A slice that is not read yet."""
         start, stop, _ = span.indices(self.nbytes)
-        return FileSlice(self.fd, start, max(start, stop))
+        return FileSlice(self.fd, self.start + start, self.start + max(start, stop))
+
+    def within(self, span: slice) -> FileBytes:
+        """The bytes of a slice, of which only slices are read."""
+        part = self.unread_slice(span)
+        return FileBytes(self.fd, len(part), part.start)
 
 
 Piece = Bytes | FileSlice

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,11 +17,11 @@ from gpushard.reading.whole import shard_inside
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
-from gpushard.stores.spool import Spool
+from gpushard.stores.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
-from gpushard.writing.regions import Part
+from gpushard.writing.regions import Box, Part
 from gpushard.writing.shard import Region, StoredShard, are_fill, blank_entries
 from gpushard.writing.whole_cells import WholeCells
 
@@ -30,6 +31,9 @@ _BATCH_NBYTES = MIB
 
 # Columns of listed elements that a batch may have, those of its last inner chunk aside.
 _COLUMNS_NBYTES = MIB
+
+# Nested shards that are sorted before they are written; others come in C order.
+_MOST_SORTED = 1 << 12
 
 # A changed inner chunk is held in its old, its new and its encoded form.
 _COPIES = 3
@@ -51,17 +55,19 @@ class Change:
         self.part.assign(chunk, on_host)
 
 
-def _cells(region: Region, change: Change) -> Iterator[tuple[int, Region, Change]]:
+Cell = tuple[int, Region, Change]
+"""Entry of a changed inner chunk, the inner chunk, and its change."""
+
+
+def _cells(region: Region, change: Change) -> Iterator[Cell]:
     """Entry of each changed inner chunk, the inner chunk, and its change."""
     for cell, part in change.part.cells(region.grid):
         yield region.entry(cell), region.inner(cell), Change(part, change.values)
 
 
-def _batches(
-    cells: Iterator[tuple[int, Region, Change]], n_most: int
-) -> Iterator[list[tuple[int, Region, Change]]]:
+def _batches(cells: Iterator[Cell], n_most: int) -> Iterator[list[Cell]]:
     """Changed inner chunks, so many at a time, or as many as have long columns."""
-    batch: list[tuple[int, Region, Change]] = []
+    batch: list[Cell] = []
     nbytes = 0
     for cell in cells:
         batch.append(cell)
@@ -119,17 +125,19 @@ class Encoder:
         return [encode_bytes(layout.object_codecs, index)]
 
     def changed_payloads(
-        self, region: Region, stored: StoredShard | None, change: Change
+        self,
+        region: Region,
+        stored: StoredShard | None,
+        change: Change,
+        spool: Spool | None = None,
     ) -> Iterator[Payloads]:
-        """The changed inner chunks, some at a time."""
+        """The changed inner chunks, some at a time; large nested shards in their parts.
+
+        A `spool` holds the bytes of these parts. Other bytes are left to the caller.
+        """
         values = change.values
         if region.level + 1 < len(self.source.layout.levels):
-            for entry, inner, change_inside in _cells(region, change):
-                payload = self._needed(stored, entry, inner, change_inside)
-                pieces = self._pieces(inner, payload, change_inside)
-                yield Payloads.of(
-                    {entry: None if pieces is None else join_pieces(pieces)}
-                )
+            yield from self._nested_payloads(region, stored, change, spool)
             return
         n_batch, rest = self._n_at_once(), [change.part]
         if isinstance(values, DeviceValues):
@@ -143,6 +151,50 @@ class Encoder:
             inside = _cells(region, Change(part, values))
             for batch in _batches(inside, n_batch):
                 yield from self._part_payloads(stored, batch)
+
+    def _nested_payloads(
+        self,
+        region: Region,
+        stored: StoredShard | None,
+        change: Change,
+        spool: Spool | None,
+    ) -> Iterator[Payloads]:
+        """The changed nested shards of a shard, small ones each in one buffer."""
+        nbytes = self.source.layout.dtype.itemsize * prod(region.sharding.chunk_shape)
+        is_small = nbytes <= _BATCH_NBYTES and not self.source.room.is_text
+        cells = _cells(region, change)
+        if spool is not None and not is_small:
+            cells = self._as_stored(region, change, cells)
+        for entry, inner, inside in cells:
+            before = self._nested_before(stored, entry, inner, inside)
+            parts = self._shard(inner, before, inside, None if is_small else spool)
+            if parts is None:
+                yield Payloads.of({entry: None})
+            elif is_small and sum(map(len, parts)) <= 2 * _BATCH_NBYTES:
+                yield Payloads.of({entry: join_pieces(pieces_by_now(parts))})
+            else:
+                self._refuse_held(parts)
+                yield Payloads.of_nested(entry, parts)
+
+    def _refuse_held(self, parts: list[Pending]) -> None:
+        """Refuse a nested shard that is too large to be held, where it has to be."""
+        nbytes = sum(map(len, parts))
+        most = self.source.options.max_chunk_nbytes
+        if self.options.strategy != "rewrite" and nbytes > most:
+            what = "a nested shard that is written to in place"
+            raise self.source.room.too_large(what, nbytes)
+
+    def _as_stored(
+        self, region: Region, change: Change, cells: Iterator[Cell]
+    ) -> Iterable[Cell]:
+        """Cells in the order in which they are stored, if they are few and boxes."""
+        part = change.part
+        if not isinstance(part, Box) or part.ranges is None:
+            return cells
+        if region.n_entries > _MOST_SORTED:
+            return cells
+        rank = payload_rank(region.index_shape, self.options.order)
+        return sorted(cells, key=lambda cell: rank[cell[0]])
 
     def _whole_payloads(
         self, region: Region, whole: WholeCells, values: NDArray[Any], n_batch: int
@@ -166,7 +218,7 @@ class Encoder:
             yield self._encoded(entries[some], chunks_at(cells[:, some]))
 
     def _part_payloads(
-        self, stored: StoredShard | None, batch: list[tuple[int, Region, Change]]
+        self, stored: StoredShard | None, batch: list[Cell]
     ) -> Iterator[Payloads]:
         """Inner chunks of which some elements are written, or all one by one."""
         changed = [
@@ -182,14 +234,23 @@ class Encoder:
 
     def laid_out(self, region: Region, assembly: Assembly) -> Pieces | None:
         """Shard that consists of these inner chunks; None if there are none."""
+        parts = self._laid_out(region, assembly, None)
+        return None if parts is None else pieces_by_now(parts)
+
+    def _laid_out(
+        self, region: Region, assembly: Assembly, spool: Spool | None
+    ) -> list[Pending] | None:
+        """The same in parts; a `spool` holds the index of a nested shard."""
         start = region.index_nbytes if region.has_index_at_start else 0
         order = payload_order(region.index_shape, self.options.order)
         found = assembly.laid_out(order, start)
         if found is None:
             return None
-        entries, pieces = found
-        index = self.index_bytes(region, entries)
-        return [index, *pieces] if region.has_index_at_start else [*pieces, index]
+        entries, parts = found
+        index: Pending = self.index_bytes(region, entries)
+        if spool is not None and region.level:
+            index = spool.hold(index)
+        return [index, *parts] if region.has_index_at_start else [*parts, index]
 
     def _pieces(
         self,
@@ -205,14 +266,25 @@ class Encoder:
             held = [(region, None if stored is None else stored[:], change)]
             changed = self._changed([0], held)
             return [p for done in changed for p in done.encoded.items()] or None
+        parts = self._shard(region, stored, change, spool)
+        return None if parts is None else pieces_by_now(parts)
+
+    def _shard(
+        self,
+        region: Region,
+        stored: Bytes | FileBytes | None,
+        change: Change | None,
+        spool: Spool | None,
+    ) -> list[Pending] | None:
+        """Parts of a shard after a change; None if it becomes empty."""
         shard = None if stored is None else StoredShard.parse(region, stored)
         changed: Iterator[Payloads] = iter(())
         if change is not None:
-            changed = self.changed_payloads(region, shard, change)
+            changed = self.changed_payloads(region, shard, change, spool)
         assembly = Assembly(region.n_entries, changed, spool)
         if shard is not None:
             assembly.keep(shard)
-        return self.laid_out(region, assembly)
+        return self._laid_out(region, assembly, spool)
 
     def _n_at_once(self) -> int:
         """Inner chunks that the memory limit allows to be changed together."""
@@ -232,15 +304,19 @@ class Encoder:
         span = stored.span(entry)
         if span is None:
             return None
-        source, nbytes = self.source, span.stop - span.start
-        if inner.is_inner_chunk:
-            source.room.refuse_large(in_part=False)
-            source.pipeline.refuse_oversized(nbytes, self._stored_shape(inner))
-        elif nbytes > source.options.max_chunk_nbytes:
-            raise source.room.too_large(
-                "a nested shard that is written to in part", nbytes
-            )
+        self.source.room.refuse_large(in_part=False)
+        nbytes = span.stop - span.start
+        self.source.pipeline.refuse_oversized(nbytes, self._stored_shape(inner))
         return stored.data[span]
+
+    def _nested_before(
+        self, stored: StoredShard | None, entry: int, nested: Region, change: Change
+    ) -> Bytes | FileBytes | None:
+        """The same of a nested shard; those of a file are not read yet."""
+        if stored is None or change.part.covers(nested.extents):
+            return None
+        span = stored.span(entry)
+        return None if span is None else stored.nested(span)
 
     def _stored_shape(self, region: Region) -> tuple[int, ...]:
         return tuple(region.shape[axis] for axis in self.source.layout.outer_order)

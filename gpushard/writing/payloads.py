@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
 from gpushard.planning.index import CORRUPT, MISSING
-from gpushard.stores.file_bytes import FileBytes, FileSlice, Piece
-from gpushard.stores.spool import Spool
+from gpushard.stores.file_bytes import FileBytes, join_pieces
+from gpushard.stores.spool import Held, Pending, Spool, pieces_by_now
 from gpushard.writing.shard import StoredShard, blank_entries
 
 
@@ -25,11 +25,14 @@ class Payloads(NamedTuple):
         bytes.
     gone
         Index entries of those that are missing from now on: int64, shape (n_gone,).
+    nested
+        Entries of nested shards that are stored, and the parts of each of them.
     """
 
     entries: Ints
     encoded: EncodedArrays
     gone: Ints
+    nested: Sequence[tuple[int, Sequence[Pending]]] = ()
 
     @classmethod
     def of(cls, found: Mapping[int, Bytes | None]) -> Payloads:
@@ -39,10 +42,17 @@ class Payloads(NamedTuple):
         encoded = EncodedArrays.of([*stored.values()])
         return cls(_entries([*stored]), encoded, _entries(gone))
 
+    @classmethod
+    def of_nested(cls, entry: int, parts: Sequence[Pending]) -> Payloads:
+        """A nested shard in its parts."""
+        return cls.of({})._replace(nested=[(entry, parts)])
+
     def items(self) -> Iterator[tuple[int, Bytes | None]]:
         """Entry of each inner chunk, and its bytes, or None."""
         yield from zip(self.entries.tolist(), self.encoded.items(), strict=True)
         yield from ((entry, None) for entry in self.gone.tolist())
+        for entry, parts in self.nested:
+            yield entry, join_pieces(pieces_by_now(parts))
 
 
 class Assembly:
@@ -55,7 +65,7 @@ class Assembly:
     changed
         The changed inner chunks.
     spool
-        Takes their bytes when there are too many. None: all are held.
+        Holds their bytes, in its file when there are too many. None: all are held here.
     """
 
     def __init__(
@@ -64,32 +74,24 @@ class Assembly:
         changed: Iterable[Payloads],
         spool: Spool | None = None,
     ) -> None:
-        self._sources: list[Bytes | FileBytes | FileSlice] = []
-        self._n_spooled = self._held_nbytes = 0
+        self._sources: list[Bytes | FileBytes | Held | Sequence[Pending]] = []
         self._is_there, self._is_changed = np.zeros((2, n_entries), bool)
         self._source, self._offset, self._nbytes = np.zeros((3, n_entries), np.int64)
         for payloads in changed:
-            self._add(payloads)
+            self._add(payloads, spool)
             del payloads  # nothing holds it while the next ones are encoded
-            if spool is not None and self._held_nbytes > spool.most_nbytes:
-                self._let_go(spool)
 
-    def _add(self, payloads: Payloads) -> None:
+    def _add(self, payloads: Payloads, spool: Spool | None) -> None:
         """Take changed inner chunks."""
-        entries, (buffers, buffer, offset, nbytes), gone = payloads
+        entries, (buffers, buffer, offset, nbytes), gone, nested = payloads
         self._put(entries, buffer + len(self._sources), offset, nbytes)
-        self._sources += buffers
-        self._held_nbytes += sum(map(len, buffers))
+        self._sources += buffers if spool is None else map(spool.hold, buffers)
         self._is_there[gone] = False
         self._is_changed[entries] = self._is_changed[gone] = True
-
-    def _let_go(self, spool: Spool) -> None:
-        """Move what is held in memory to a file."""
-        for i in range(self._n_spooled, len(self._sources)):
-            data = self._sources[i]
-            if isinstance(data, np.ndarray):
-                self._sources[i] = spool.take(data)
-        self._n_spooled, self._held_nbytes = len(self._sources), 0
+        for entry, parts in nested:
+            self._put(entry, len(self._sources), 0, sum(map(len, parts)))
+            self._sources.append(parts)
+            self._is_changed[entry] = True
 
     def keep(self, stored: StoredShard) -> None:
         """Take the inner chunks of a stored shard that did not change as they are.
@@ -110,7 +112,7 @@ class Assembly:
 
     def laid_out(
         self, order: Ints, start: int
-    ) -> tuple[NDArray[np.uint64], list[Piece]] | None:
+    ) -> tuple[NDArray[np.uint64], list[Pending]] | None:
         """Index entries of the shard, and its bytes from `start` on.
 
         None if all inner chunks are missing. Entries: uint64, shape (n_entries, 2).
@@ -123,16 +125,17 @@ class Assembly:
         entries = blank_entries(len(self._is_there))
         entries[order, 0] = start + np.cumsum(nbytes) - nbytes
         entries[order, 1] = nbytes
-        return entries, [*self._pieces(order)]
+        return entries, [*self._parts(order)]
 
-    def _put(self, entries: Ints, source: Ints, offset: Ints, nbytes: Ints) -> None:
+    def _put(self, entries: Any, source: Any, offset: Any, nbytes: Any) -> None:
+        """Note where inner chunks are: int64 arrays, or numbers for one of them."""
         self._is_there[entries] = True
         self._source[entries] = source
         self._offset[entries] = offset
         self._nbytes[entries] = nbytes
 
-    def _pieces(self, order: Ints) -> Iterator[Piece]:
-        """Bytes of the inner chunks; what lies together already is one piece."""
+    def _parts(self, order: Ints) -> Iterator[Pending]:
+        """Bytes of the inner chunks; what lies together already is one part."""
         source, start = self._source[order], self._offset[order]
         stop = start + self._nbytes[order]
         breaks = (source[1:] != source[:-1]) | (start[1:] != stop[:-1])
@@ -141,11 +144,14 @@ class Assembly:
         runs = (source[firsts], start[firsts], stop[lasts])
         for number, *span in zip(*(column.tolist() for column in runs), strict=True):
             data = self._sources[number]
-            if isinstance(data, FileSlice):
+            if isinstance(data, Held):
                 yield data.part(*span)
-                continue
-            at = slice(*span)
-            yield data.unread_slice(at) if isinstance(data, FileBytes) else data[at]
+            elif isinstance(data, FileBytes):
+                yield data.unread_slice(slice(*span))
+            elif isinstance(data, np.ndarray):
+                yield data[slice(*span)]
+            else:
+                yield from data
 
 
 def _entries(entries: list[int]) -> Ints:

@@ -159,6 +159,11 @@ class StoredShard:
         start = int(index.offset[entry])
         return slice(start, start + int(index.nbytes[entry]))
 
+    def nested(self, span: slice) -> Bytes | FileBytes:
+        """Bytes of a nested shard, those of a file unread."""
+        data = self.data
+        return data.within(span) if isinstance(data, FileBytes) else data[span]
+
     def present(self) -> list[int]:
         """Entries of the stored inner chunks, by ascending offset."""
         entries = np.flatnonzero(self.index.state == PRESENT)
