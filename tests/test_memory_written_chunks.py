@@ -146,6 +146,62 @@ def test_a_small_nested_shard_of_large_pieces_is_not_held(tmp_path):
     assert path.stat().st_size > large
 
 
+@pytest.mark.parametrize("key", [slice(None), slice(3, -3)], ids=["whole", "part"])
+def test_nested_shards_with_codecs_around_them_tell_what_is_enough(tmp_path, key):
+    n, values = 24 * MIB, noise(48 * MIB)
+
+    def put_nested(place: Path, n: int) -> None:
+        nested = sharding((n // 16,), codecs=CHAINS["zstd"])
+        shard = sharding((n // 4,), codecs=[nested, ZSTD])
+        put(place, document((n // 2,), (n // 2,), shard, dtype="uint32"))
+        if key != slice(None):
+            gpushard.open_array(place, device="cpu")[:] = 1
+
+    def write(place: Path, values: Any, limit: int) -> Any:
+        options = gpushard.Options(memory_limit=limit, threads=2)
+        gpushard.open_array(place, device="cpu", options=options)[key] = values[key]
+        return Nothing
+
+    put_nested(tmp_path / "large", n)
+    put_nested(tmp_path / "warm up", 4096)
+    with pytest.raises(gpushard.LimitError, match="a nested shard with") as error:
+        write(tmp_path / "large", values, LIMIT)
+    enough = int(str(error.value.got).removesuffix(" bytes"))
+    came, nbytes = grown(
+        partial(write, tmp_path / "large", values, enough),
+        partial(write, tmp_path / "warm up", noise(2 * 4096), LIMIT),
+        0,
+    )
+    assert came == "read"
+    assert nbytes < enough
+    a = gpushard.open_array(tmp_path / "large", device="cpu")
+    assert np.array_equal(a[key], values[key])
+
+
+def test_nested_shards_that_zarr_changes_are_changed_few_at_a_time(tmp_path):
+    n, k, values = 4 * MIB, 24, noise(96 * MIB)
+
+    def put_nested(place: Path, n: int) -> gpushard.Array:
+        nested = sharding((n // 16,), codecs=CHAINS["zstd"])
+        shard = sharding((n // 4,), codecs=[nested, ZSTD])
+        put(place, document((k * n // 4,), (k * n // 4,), shard, dtype="uint32"))
+        return opened(place)
+
+    def write(place: Path, values: Any) -> Any:
+        opened(place)[3:-3] = values[3:-3]
+        return Nothing
+
+    for place, size in ("large", n), ("warm up", 4096):
+        put_nested(tmp_path / place, size)[:] = 1
+    came, nbytes = grown(
+        partial(write, tmp_path / "large", values),
+        partial(write, tmp_path / "warm up", noise(k * 4096)),
+        0,
+    )
+    assert came == "read"
+    assert nbytes < LIMIT
+
+
 def test_shards_with_codecs_around_them_are_written_as_memory_allows(tmp_path):
     values = noise(4 * 10 * MIB)
 

@@ -25,7 +25,8 @@ from gpushard.source import Source
 from gpushard.stores.file_bytes import Pieces
 from gpushard.stores.writers import writer_of
 from gpushard.workers import run_tasks
-from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.changes import Change
+from gpushard.writing.encode import Encoder
 from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region

@@ -27,7 +27,8 @@ from gpushard.stores.locked_file import LockedFile
 from gpushard.stores.spool import Spool
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.workers import run_tasks
-from gpushard.writing.encode import SPOOLED_SHARE, Change, Encoder
+from gpushard.writing.changes import Change
+from gpushard.writing.encode import SPOOLED_SHARE, Encoder
 from gpushard.writing.in_place import (
     Patch,
     apply_patch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeGuard
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.chain_encoder import ChainEncoder, encode_bytes
+from gpushard.formats.codec_specs import SHARDING
 from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
 from gpushard.reading.whole import shard_inside
@@ -18,10 +18,11 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
 from gpushard.stores.spool import Pending, Spool, pieces_by_now
+from gpushard.writing.changes import Cell, Change, batches, changed_cells
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
-from gpushard.writing.regions import Box, Part
+from gpushard.writing.regions import Box
 from gpushard.writing.shard import Region, StoredShard, are_fill, blank_entries
 from gpushard.writing.whole_cells import WholeCells
 
@@ -29,54 +30,16 @@ from gpushard.writing.whole_cells import WholeCells
 _BATCH_PER_THREAD = 4
 _BATCH_NBYTES = MIB
 
-# Columns of listed elements that a batch may have, those of its last inner chunk aside.
-_COLUMNS_NBYTES = MIB
-
 # Nested shards that are sorted before they are written; others come in C order.
 _MOST_SORTED = 1 << 12
 
 # A changed inner chunk is held in its old, its new and its encoded form.
 _COPIES = 3
+# zarr encodes a shard with codecs around it that lies in another one: it joins the
+# encoded inner chunks, and to change a part of it, decodes the stored one in two steps.
+_COPIES_BY_ZARR = 5
 # Encoded inner chunks of a large shard that goes to a file take this part of the limit.
 SPOOLED_SHARE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change to a region: which elements are written, and the values for them."""
-
-    part: Part
-    values: NDArray[Any] | DeviceValues
-
-    def put_into(self, chunk: NDArray[Any]) -> None:
-        """Copy the values into a region in host memory."""
-        values = self.values
-        on_host = values.on_host() if isinstance(values, DeviceValues) else values
-        self.part.assign(chunk, on_host)
-
-
-Cell = tuple[int, Region, Change]
-"""Entry of a changed inner chunk, the inner chunk, and its change."""
-
-
-def _cells(region: Region, change: Change) -> Iterator[Cell]:
-    """Entry of each changed inner chunk, the inner chunk, and its change."""
-    for cell, part in change.part.cells(region.grid):
-        yield region.entry(cell), region.inner(cell), Change(part, change.values)
-
-
-def _batches(cells: Iterator[Cell], n_most: int) -> Iterator[list[Cell]]:
-    """Changed inner chunks, so many at a time, or as many as have long columns."""
-    batch: list[Cell] = []
-    nbytes = 0
-    for cell in cells:
-        batch.append(cell)
-        nbytes += cell[2].part.columns_nbytes
-        if len(batch) == n_most or nbytes > _COLUMNS_NBYTES:
-            yield batch
-            batch, nbytes = [], 0
-    if batch:
-        yield batch
 
 
 class Encoder:
@@ -87,6 +50,7 @@ class Encoder:
         self.source = source
         self.options = source.options.write
         self._chunks = ChainEncoder(layout.chain, layout.elements)
+        self._holds_shards = layout.chain.array_bytes.name == SHARDING
         self._indexes = [
             ChainEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
         ]
@@ -139,6 +103,7 @@ class Encoder:
         if region.level + 1 < len(self.source.layout.levels):
             yield from self._nested_payloads(region, stored, change, spool)
             return
+        self._refuse_shards(_COPIES, stored)
         n_batch, rest = self._n_at_once(), [change.part]
         if isinstance(values, DeviceValues):
             n_batch = max(n_batch, values.most_rows)
@@ -148,8 +113,8 @@ class Encoder:
                 rest = whole.rest
                 yield from self._whole_payloads(region, whole, values, n_batch)
         for part in rest:
-            inside = _cells(region, Change(part, values))
-            for batch in _batches(inside, n_batch):
+            inside = changed_cells(region, Change(part, values))
+            for batch in batches(inside, n_batch):
                 yield from self._part_payloads(stored, batch)
 
     def _nested_payloads(
@@ -162,7 +127,7 @@ class Encoder:
         """The changed nested shards of a shard, small ones each in one buffer."""
         nbytes = self.source.layout.dtype.itemsize * prod(region.sharding.chunk_shape)
         is_small = nbytes <= _BATCH_NBYTES and not self.source.room.is_text
-        cells = _cells(region, change)
+        cells = changed_cells(region, change)
         if spool is not None and not is_small:
             cells = self._as_stored(region, change, cells)
         for entry, inner, inside in cells:
@@ -263,6 +228,7 @@ class Encoder:
         if change is not None and change.part.covers(region.extents):
             stored = None
         if region.is_inner_chunk and change is not None:  # a shard may have no change
+            self._refuse_shards(_COPIES if stored is None else _COPIES_BY_ZARR, stored)
             held = [(region, None if stored is None else stored[:], change)]
             changed = self._changed([0], held)
             return [p for done in changed for p in done.encoded.items()] or None
@@ -291,9 +257,26 @@ class Encoder:
         options = self.source.options
         nbytes = max(1, self.source.whole_nbytes)
         left = options.memory_limit - options.memory_limit // SPOOLED_SHARE
-        n = left // (_COPIES * nbytes)
+        n_copies = _COPIES_BY_ZARR if self._holds_shards else _COPIES
+        n = left // (n_copies * nbytes)
         usual = max(_BATCH_PER_THREAD * options.threads, _BATCH_NBYTES // nbytes)
         return max(1, min(usual, n))
+
+    def _refuse_shards(self, n_copies: int, stored: object) -> None:
+        """Refuse inner chunks that are shards for zarr, unless so many copies fit.
+
+        The error names what is enough for all of the write: if anything is `stored`,
+        some of them may be changed in part.
+
+        Raises
+        ------
+        LimitError
+            They do not fit the memory limit.
+        """
+        room, nbytes = self.source.room, self.source.whole_nbytes
+        if self._holds_shards and n_copies * nbytes > room.alone_nbytes:
+            enough = _COPIES if stored is None else _COPIES_BY_ZARR
+            raise room.beyond("a nested shard with codecs around it", enough * nbytes)
 
     def _needed(
         self, stored: StoredShard | None, entry: int, inner: Region, change: Change
@@ -304,6 +287,7 @@ class Encoder:
         span = stored.span(entry)
         if span is None:
             return None
+        self._refuse_shards(_COPIES_BY_ZARR, stored)
         self.source.room.refuse_large(in_part=False)
         nbytes = span.stop - span.start
         self.source.pipeline.refuse_oversized(nbytes, self._stored_shape(inner))

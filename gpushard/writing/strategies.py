@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from gpushard.errors import OptionError
 from gpushard.planning.index import CORRUPT, PRESENT
 from gpushard.write_options import WriteOptions
-from gpushard.writing.encode import Change, Encoder
+from gpushard.writing.changes import Change
+from gpushard.writing.encode import Encoder
 from gpushard.writing.in_place import Patch, spoiled
 from gpushard.writing.shard import (
     EMPTY,
