@@ -14,8 +14,10 @@ import zarr
 from zarr.codecs import ZstdCodec
 
 import gpushard
+from gpushard.converting.copying import Copy
 from gpushard.options import MIB
 from gpushard.pipeline import HostPipeline
+from gpushard.placing.outputs import new_output
 from memory_sweep import grown
 
 LIMIT = 64 * MIB
@@ -115,3 +117,43 @@ def test_a_conversion_counts_the_text_that_it_holds(tmp_path):
     came, nbytes = grown(partial(convert, place), partial(convert, warm), 0)
     assert came == "read"
     assert nbytes < LIMIT
+
+
+@measured
+def test_threads_keep_no_memory_of_the_text_that_they_place():
+    text, n = np.dtypes.StringDType(), 10 * MIB // 100
+    kept = np.zeros((), text)  # a first array would leave its text to the type
+
+    def place() -> Any:
+        np.empty(32 * MIB, "u1")  # from now on glibc takes as much from threads' memory
+        pools = [ThreadPoolExecutor(1) for _ in range(10)]
+        for pool in pools:
+            made = new_output((n,), kept.dtype)
+            pool.submit(made.fill, "x" * 100).result()
+            del made
+        for pool in pools:
+            pool.shutdown()
+        return np.zeros(0)
+
+    came, nbytes = grown(place, lambda: None, 0)
+    assert came == "read"
+    assert nbytes < 48 * MIB
+
+
+def test_a_conversion_does_not_copy_the_text_that_it_reads(tmp_path, monkeypatch):
+    read, taken, made = gpushard.Array.read, Copy._read, []
+
+    def noted(*args: Any) -> Any:
+        made.append(read(*args))
+        return made[-1]
+
+    def compared(*args: Any) -> Any:
+        values = taken(*args)
+        assert values is made[-1]
+        return values
+
+    monkeypatch.setattr(gpushard.Array, "read", noted)
+    monkeypatch.setattr(Copy, "_read", compared)
+    place = put(tmp_path / "a", "ä" * 60, 100)
+    gpushard.convert(place, tmp_path / "b")
+    assert made

@@ -165,7 +165,9 @@ class Copy:
         is_large = source.work_nbytes > limit
         with turns.copying if is_large else nullcontext():
             values = narrow.read(box)
-        return np.asarray(values, source.layout.dtype)
+        # Each array of text has a type of its own, to which `asarray` would copy it.
+        is_array = isinstance(values, np.ndarray)
+        return values if is_array else np.asarray(values, source.layout.dtype)
 
     def _box(self, cell: Cell) -> Elements:
         return box_of(self.target.layout, tuple(range(i, i + 1) for i in cell))

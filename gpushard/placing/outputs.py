@@ -20,6 +20,8 @@ from gpushard.options import MIB
 # lines can be written past the cache.
 LARGE_NBYTES = 16 * MIB
 _LINE_NBYTES = 64
+# NumPy keeps shorter texts (up to 15 bytes) in the elements.
+_LONG_TEXT = 16 * " "
 
 
 def parsed_dtype(dtype: DTypeLike) -> np.dtype[Any]:
@@ -102,7 +104,7 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES or dtype.hasobject:
-            return np.empty(shape, dtype)
+            return _begun(np.empty(shape, dtype))
         memory = lender.take(nbytes)
         if memory is None:
             memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
@@ -114,6 +116,18 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             got=f"shape {shape} of {dtype}",
             hint="select less at a time",
         ) from error
+
+
+def _begun(made: NDArray[Any]) -> NDArray[Any]:
+    """A new array, whose memory for text was taken by this thread, if it holds text.
+
+    NumPy enlarges that memory as texts come, and glibc does so where it lay first. It
+    would keep, for each thread that happens to place the first text of a result, as
+    much as that one took.
+    """
+    if made.dtype.kind == "T" and made.size:
+        made.reshape(-1)[0] = _LONG_TEXT
+    return made
 
 
 def _viewed(out: Any) -> NDArray[Any]:
