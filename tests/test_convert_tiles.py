@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import gpushard
+from asked_store import put
 from gpushard.converting.tiles import budget_for
+from gpushard.fetching.pieces import least_beside_columns
 from gpushard.formats.v3 import parse_array
 from gpushard.options import MIB, Options
 
@@ -96,3 +99,40 @@ def test_the_limit_that_an_error_asks_for_is_enough(shard, least, joins):
     if not least:
         with pytest.raises(gpushard.OptionError, match="memory limit"):
             budget([shard, shard], [64, 64], enough - 2, **asked)
+
+
+LIMIT = 64 * MIB
+
+
+def tiny(place, n_shards, per_shard):
+    """Shards of tiny inner chunks; at most 16 differ."""
+    meta = document([16 * per_shard], [16], [16 * per_shard * n_shards])
+    options = Options(memory_limit=LIMIT, threads=16, index_cache_nbytes=0)
+    a = gpushard.open_array(put(place, meta), device="cpu", options=options)
+    a[:] = np.arange(a.size, dtype="u1")
+    return a
+
+
+@pytest.mark.parametrize(
+    ("per_shard", "box"),
+    [(1 << 12, 1 << 16), (1 << 16, 1 << 20), (1 << 16, 1 << 21), (1 << 16, 3 << 20)],
+)
+def test_a_read_with_the_least_limit_has_room_beside_columns_and_indexes(
+    tmp_path, per_shard, box
+):
+    a = tiny(tmp_path, 4, per_shard)
+    least = least_beside_columns(a.source, (box,))
+    assert least < 12 * MIB
+    narrow = gpushard.Array(a.source.with_memory_limit(least, LIMIT - least))
+    assert np.array_equal(narrow[:box], np.arange(box, dtype="u1"))
+
+
+@pytest.mark.parametrize("shards", [1 << 20, 1 << 21])
+def test_a_conversion_has_no_more_tiles_than_reads_of_tiny_inner_chunks_fit(
+    tmp_path, shards
+):
+    a = tiny(tmp_path / "a", 4, 1 << 16)
+    options = Options(memory_limit=LIMIT, threads=16)
+    gpushard.convert(tmp_path / "a", tmp_path / "b", shards=(shards,), options=options)
+    b = gpushard.open_array(tmp_path / "b", device="cpu")
+    assert np.array_equal(b[:], a[:])

@@ -29,6 +29,7 @@ from gpushard.converting.progress import Advance, Progress, counted
 from gpushard.converting.tiles import budget_for
 from gpushard.errors import GpushardError, OptionError, naming
 from gpushard.fetching.index_room import least_limit
+from gpushard.fetching.pieces import least_beside_columns
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.options import Options
@@ -115,7 +116,10 @@ class _Job:
             self.blueprint.layout,
             target.options,
             joins=joins,
-            least_read_nbytes=max(map(_least_read_nbytes, (self.source, target))),
+            least_read_nbytes=max(
+                _least_read_nbytes(source, target.layout.shards or ())
+                for source in (self.source, target)
+            ),
         )
         return Copy(self.source, target, self.mark, budget)
 
@@ -294,9 +298,10 @@ class Conversion:
                 writer.drop_stale_lock(name)
 
 
-def _least_read_nbytes(source: Source) -> int:
-    """Memory limit that suffices to read an array's indexes and its inner chunks."""
+def _least_read_nbytes(source: Source, shard: tuple[int, ...]) -> int:
+    """Memory limit that suffices to read the elements of a new shard from an array."""
     options = source.options
+    needed = least_beside_columns(source, shard)
     # If the limit is below the least one, reads may take more than the limit.
-    needed = source.room.least_nbytes + options.memory_limit - options.bound_nbytes
+    needed += options.memory_limit - options.bound_nbytes
     return max(least_limit(source), source.work_nbytes + source.whole_nbytes, needed)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from gpushard.fetching.index_room import held_nbytes, most_indexes
 from gpushard.fetching.job import Job, rows_of
+from gpushard.layout import GridAxis
 from gpushard.memory.freed import freed
 from gpushard.options import MIB
 from gpushard.planning.axes import LONG_CELLS
@@ -58,6 +60,37 @@ def _beside(source: Source, nbytes: int) -> Source:
     options = source.options
     nbytes = min(nbytes, options.bound_nbytes // 2)
     return source.with_memory_limit(options.memory_limit, nbytes)
+
+
+def least_beside_columns(source: Source, box: Sequence[int]) -> int:
+    """Least bound of a read of a box, of `box` elements along each axis.
+
+    It has room for an inner chunk beside the indexes and columns that `beside_columns`
+    sets aside. The box begins at a multiple of its lengths.
+    """
+    layout, needed = source.layout, source.room.least_nbytes
+    cells = [*map(_n_touched, layout.inner_axes, box)]
+    n_chunks = min(prod(cells), BLOCK_CHUNKS)
+    nbytes = _CHUNK_NBYTES * n_chunks
+    nbytes += _CELL_NBYTES * sum(min(n, LONG_CELLS) for n in cells)
+    if nbytes > _LITTLE_NBYTES:
+        needed += min(nbytes, needed)
+    n_shards = prod(map(_n_touched, layout.axes, box))
+    nbytes = held_nbytes(source, n_shards, n_chunks)
+    if nbytes > _LITTLE_NBYTES:
+        # Of several indexes, as many are held as leave two fifths of the bound.
+        needed += max(held_nbytes(source, 1, 1), min(nbytes, 3 * needed // 2))
+        needed += needed // 15 + 1  # what is set aside is rounded up to a 16th
+    return needed
+
+
+def _n_touched(axis: GridAxis, n: int) -> int:
+    """Most cells that `n` elements lie in, from a multiple of `n` on."""
+    if not axis.cell:
+        return min(axis.n_cells, n)
+    if axis.cell % n == 0 or n % axis.cell == 0:
+        return min(axis.n_cells, max(1, n // axis.cell))
+    return min(axis.n_cells, n // axis.cell + 2)
 
 
 def columns_nbytes(source: Source, plan: ReadPlan) -> int:
