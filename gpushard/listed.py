@@ -13,8 +13,8 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.source import Source
 from gpushard.stores.base import ListingStore
-from gpushard.stores.local import LocalStore
-from gpushard.stores.locked_file import object_key_of
+from gpushard.stores.local.locked_file import object_key_of
+from gpushard.stores.local.store import LocalStore
 
 # A server lists so many objects in one answer. Fewer are asked for as soon.
 _LEAST_OBJECTS = 1000

@@ -15,7 +15,7 @@ from gpushard.hierarchies.documents import V2_GROUP, V3_DOCUMENT, join
 from gpushard.metadata import DOCUMENTS, names_in
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import local_path_of
 
 _DRAFT_PARTS = ("meta", "data")

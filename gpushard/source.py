@@ -25,7 +25,7 @@ from gpushard.stored import FACTS, StoredArray
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.checks import checked
 from gpushard.stores.held import HeldObjects
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 # Threads decode this part of the limit side by side of text, whose size nothing tells
 # beforehand. Inner chunks that need more than a thread's share are decoded in turn.

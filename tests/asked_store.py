@@ -9,7 +9,7 @@ from typing import Any
 import gpushard
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import FetchCosts
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 IN_SHARES = FetchCosts(
     64 * KIB, 8 * MIB, 4, prefers_whole_objects=False, reads_in_shares=True

@@ -62,7 +62,7 @@ def store(server: RangeServer) -> HttpStore:
 @pytest.fixture(scope="module")
 def settled() -> Iterator[None]:
     """Files settle as soon as they are written: indexes are kept without waiting."""
-    from gpushard.stores import handles
+    from gpushard.stores.local import handles
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handles, "_SETTLED_NS", 0)

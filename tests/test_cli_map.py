@@ -23,7 +23,7 @@ from cli_runs import run, run_json, sentence
 from gpushard import Options
 from gpushard.cli import mapping, output
 from gpushard.cli.map_marks import colour
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from spec_shards import index_of, sharding
 
 CRC = {"name": "crc32c"}

@@ -21,7 +21,7 @@ from gpushard.converting.mark import NAME, ConversionMark
 from gpushard.devices.find import FoundDevice
 from gpushard.inspection.findings import Finding
 from gpushard.options import Options
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 from gpushard.stores.resolve import resolve
 from gpushard.write_options import WriteOptions
 from range_server import RangeServer

@@ -9,7 +9,7 @@ import zarr
 import gpushard
 from gpushard.converting import copying
 from gpushard.converting.copying import same_bits
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 
 
 def test_no_byte_escapes_a_comparison(monkeypatch):

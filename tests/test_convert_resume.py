@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore, MemoryStore
 
 import gpushard
 from gpushard.converting.mark import NAME, ConversionMark
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 from gpushard.writing.blueprint import Blueprint
 
 MIB = 1 << 20

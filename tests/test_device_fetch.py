@@ -32,9 +32,9 @@ from gpushard.options import KIB, MIB, Options
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
-from gpushard.stores import local
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import store as local
+from gpushard.stores.local.store import LocalStore
 from zarr_oracle import assert_same_bits
 
 # A slot takes a few inner chunks: each is used many times.

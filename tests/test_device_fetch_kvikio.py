@@ -29,7 +29,7 @@ from gpushard.device_reading.payload.kvikio_file import KvikioFiles
 from gpushard.options import KIB, MIB, Options
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from zarr_oracle import assert_same_bits
 
 SHAPE = (120, 80)

@@ -29,9 +29,10 @@ from gpushard.machine import usable_cpu_count
 from gpushard.memory.turns import turns
 from gpushard.options import MIB
 from gpushard.pools import run_in_turn
-from gpushard.stores import handles, zarr_writer
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import handles
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote_url import store_of
+from gpushard.stores.zarr import writer as zarr_writer
 from held_alone import held_by_another_thread
 from range_server import RangeServer
 from small_array import VALUES, write_values

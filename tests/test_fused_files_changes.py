@@ -30,7 +30,7 @@ from fused_cases import (
 )
 from gpushard.fused.placer import BoxPlacer
 from gpushard.fused.short.one_call import OneCall
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from stored_object import replace_file
 from zarr_oracle import assert_same_bits
 

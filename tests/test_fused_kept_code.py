@@ -129,7 +129,7 @@ def test_a_function_that_numba_keeps_is_not_looked_into(monkeypatch):
 
 def test_a_program_in_one_file_has_loops_that_are_not_kept(folder, monkeypatch):
     """Its modules have places, but no file is there."""
-    elsewhere = str(folder / "gpushard" / "fused" / "machine_code.py")
+    elsewhere = str(folder / "gpushard" / "fused" / "code" / "machine_code.py")
     monkeypatch.setattr(machine_code, "__file__", elsewhere)
     machine_code.sources.cache_clear()
     kept = []

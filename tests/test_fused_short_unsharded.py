@@ -18,7 +18,7 @@ from gpushard.fused.short import unsharded as short_unsharded
 from gpushard.fused.short.unsharded import ShortUnshardedReader
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.reading import results
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from unsharded_cases import (
     CHAINS,
     COMPILED,

@@ -19,8 +19,8 @@ from gpushard.errors import ObjectChangedError
 from gpushard.fused import choice
 from gpushard.fused.short.ways import short_ways
 from gpushard.pipeline import HostPipeline
-from gpushard.stores import handles
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import handles
+from gpushard.stores.local.store import LocalStore
 from spec_shards import index_of
 from zarr_oracle import assert_same_bits
 

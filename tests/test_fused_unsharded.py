@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import gpushard
 import selection_strategies as sts
 from gpushard.fused import opening, system_calls, unsharded
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from unsharded_cases import (
     CHAINS,
     COMPILED,

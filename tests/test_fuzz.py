@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 import numpy as np
 import pytest
@@ -275,7 +275,7 @@ def test_no_compiled_loop_is_instrumented():
     dispatcher = pytest.importorskip("numba.core.dispatcher", reason="needs numba")
     compiled = {
         value.py_func.__module__
-        for found in iter_modules(fused.__path__, "gpushard.fused.")
+        for found in walk_packages(fused.__path__, "gpushard.fused.")
         for value in vars(import_module(found.name)).values()
         if isinstance(value, dispatcher.Dispatcher)
     }

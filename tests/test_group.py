@@ -11,7 +11,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from range_server import RangeServer
 from zarr_oracle import assert_same_bits, quiet_zarr
 

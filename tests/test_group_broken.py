@@ -17,7 +17,7 @@ from cli_runs import run
 from gpushard.hierarchies import documents
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.stores.base import FetchCosts
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 BROKEN = ("{", "[1]", '{"zarr_format": 3}', "null")
 

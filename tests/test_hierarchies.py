@@ -11,7 +11,7 @@ from gpushard.cli.description import describe
 from gpushard.group import node_at
 from gpushard.metadata import group_below, load_array, load_group
 from gpushard.options import DEFAULT
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from historic_arrays import (
     ROOT,
     all_chunks,

@@ -22,7 +22,7 @@ from gpushard.integrations.xarray import GpushardBackend
 from gpushard.layout import in_c_order
 from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import resolve
 from spec_shards import LITTLE, document
 from zarr_oracle import held

@@ -111,7 +111,7 @@ def test_a_directory_where_a_shard_belongs_is_an_error(way, tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_link_out_of_the_root_is_followed_only_by_a_store_that_may(way, tmp_path):
-    from gpushard.stores.local import LocalStore
+    from gpushard.stores.local.store import LocalStore
 
     shard = tmp_path / "elsewhere"
     shard.write_bytes(shard_of(*[bytes([k] * 8) for k in range(8)]))

@@ -20,7 +20,7 @@ from gpushard.memory import chunk_share
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB, MIB
-from gpushard.stores import handles
+from gpushard.stores.local import handles
 from test_kept_chunks import settle
 from zarr_oracle import assert_same_bits
 

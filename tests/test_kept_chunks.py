@@ -31,8 +31,8 @@ from gpushard.options import MIB
 from gpushard.pipeline import HostPipeline
 from gpushard.placing.kept_rows import placing_tasks
 from gpushard.report import Tally
-from gpushard.stores import handles
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import handles
+from gpushard.stores.local.store import LocalStore
 from selection_strategies import basic_keys, orthogonal_keys, take_orthogonal
 from zarr_oracle import assert_same_bits
 

@@ -17,7 +17,7 @@ from gpushard.memory import known
 from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
 from gpushard.planning.index import ShardIndex
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote import RemoteStore
 from range_server import RangeServer
 from spec_shards import document, index_of, shard_of, sharding

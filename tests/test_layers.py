@@ -96,7 +96,7 @@ DOORS = {
     "numba": {"fused"},
     "llvmlite": {"fused"},
     "obstore": {"stores"},
-    "fsspec": {"stores.fsspec_store", "stores.one_at_a_time"},
+    "fsspec": {"stores.zarr.fsspec_store", "stores.zarr.one_at_a_time"},
     "certifi": {"stores"},
     "typer": {"cli"},
     "rich": {"cli", "converting.progress"},
@@ -131,7 +131,7 @@ LAZY = {
 ENTERED = {
     "integrations.xarray",
     "integrations.xarray_arrays",
-    "stores.one_at_a_time",
+    "stores.zarr.one_at_a_time",
 }
 
 # Functions that several modules have alike. The first three rows are called by way of

@@ -20,7 +20,7 @@ from gpushard.errors import CorruptShardError, OptionError
 from gpushard.layout import CodecSpec
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import FetchCosts
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 
 def codec(name, **configuration):

@@ -29,10 +29,10 @@ from gpushard.rolling import RollingArray
 from gpushard.stores import documents, patience
 from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.patience import Patience, WaitLimits
 from gpushard.stores.remote import RemoteStore
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 from gpushard.write_options import WriteOptions
 from gpushard.writing import encode
 from gpushard.writing.assign import n_shards_at_once

@@ -17,8 +17,11 @@ import gpushard
 from gpushard.inspection.verify import verify_array
 from gpushard.listed import coordinate_of, each_of, listed_coordinates
 from gpushard.rolling.watch import watched
-from gpushard.stores import base, fsspec_store, local, zarr_listing
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores import base
+from gpushard.stores.local import store as local
+from gpushard.stores.zarr import fsspec_store
+from gpushard.stores.zarr import listing as zarr_listing
+from gpushard.stores.zarr.store import ZarrStore
 from gpushard.writing.maintenance import repair_shards
 from zarr_oracle import held
 
@@ -296,7 +299,7 @@ def test_file_systems_forget_what_they_listed_before():
 
 @pytest.mark.parametrize("n", [0, 3])
 def test_names_are_listed_some_at_a_time(n, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpushard.stores.root._LISTED_AT_ONCE", 2)
+    monkeypatch.setattr("gpushard.stores.local.root._LISTED_AT_ONCE", 2)
     for i in range(n):
         (tmp_path / "d").mkdir(exist_ok=True)
         (tmp_path / "d" / str(i)).touch()

@@ -13,7 +13,8 @@ import pytest
 
 import gpushard
 from gpushard.cli.npy import NpyFile
-from gpushard.stores import directories, file_bytes, handles, local
+from gpushard.stores.local import directories, file_bytes, handles
+from gpushard.stores.local import store as local
 from gpushard.write_options import WriteOptions
 from gpushard.writing import in_place
 

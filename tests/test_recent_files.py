@@ -12,7 +12,8 @@ import pytest
 import gpushard
 from gpushard import Options
 from gpushard.fused import choice
-from gpushard.stores import handles, local
+from gpushard.stores.local import handles
+from gpushard.stores.local import store as local
 from spec_shards import LITTLE, document, index_of, sharding
 
 WAYS = {

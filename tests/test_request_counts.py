@@ -24,7 +24,7 @@ from device_fetch_cases import emulated
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.selecting.selection import whole
 from gpushard.stores.base import ByteRequest, FetchCosts
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote_url import open_url
 from gpushard.stores.resolve import adapt
 from range_server import RangeServer

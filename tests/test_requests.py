@@ -16,7 +16,7 @@ from zarr.storage import MemoryStore, WrapperStore
 import gpushard
 from gpushard.options import DEFAULT
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from range_server import RangeServer
 from spec_shards import LITTLE, document, index_of, sharding
 from zarr_oracle import assert_same_bits, held

@@ -11,7 +11,7 @@ from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 import gpushard
 from gpushard.rolling import RollingArray
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 from rolling_arrays import (
     FILL,
     PLAIN,

@@ -16,7 +16,7 @@ from gpushard.fused.opening import ObjectFiles
 from gpushard.fused.sharded import ShardedRead
 from gpushard.fused.unsharded import UnshardedRead
 from gpushard.rolling import RollingArray
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from rolling_arrays import WIDTH, filled, rolling, steps
 
 need_fast_packages()

@@ -14,7 +14,7 @@ from device_fetch_cases import emulated
 from gpushard.rolling import RollingArray, RollingView
 from gpushard.rolling.reader import RollingReader
 from gpushard.rolling.watch import watched
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from rolling_arrays import rolling, steps
 
 

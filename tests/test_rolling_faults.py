@@ -17,7 +17,7 @@ from gpushard.reading import rounds
 from gpushard.rolling import RollingArray, reader, watch
 from gpushard.rolling import steps as rolling_steps
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 from range_server import RangeServer
 from rolling_arrays import filled, rolling, steps
 from test_stores_local_handles import open_files_below

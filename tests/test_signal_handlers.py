@@ -32,7 +32,7 @@ from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB
 from gpushard.pools import Pool
-from gpushard.stores import handles
+from gpushard.stores.local import handles
 from gpushard.workers import run_side_by_side
 from held_alone import held_by_another_thread
 from small_array import VALUES, write_values

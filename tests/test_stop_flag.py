@@ -24,7 +24,7 @@ from gpushard.stop_flag import (
     stop_all,
     to_the_end,
 )
-from gpushard.stores.zarr_loop import run_in_loop
+from gpushard.stores.zarr.loop import run_in_loop
 from interrupts import is_cut_off
 
 # Before its `try` no call looks for signals.

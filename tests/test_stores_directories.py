@@ -13,10 +13,10 @@ import pytest
 
 import gpushard
 from gpushard.errors import StoreError
-from gpushard.stores.directories import make_directory
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.directories import make_directory
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.store import LocalStore
 
 SECRET = b"what lies outside"
 NEW = [np.frombuffer(b"new bytes", np.uint8)]

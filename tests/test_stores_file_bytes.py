@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from gpushard.stores import file_bytes
-from gpushard.stores.file_bytes import FileBytes, FileSlice, bytes_of, write_all
+from gpushard.stores.local import file_bytes
+from gpushard.stores.local.file_bytes import FileBytes, FileSlice, bytes_of, write_all
 
 NOISE = np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)
 

@@ -25,9 +25,9 @@ from zarr.storage import FsspecStore
 
 import gpushard
 from gpushard.errors import NotFoundError, OptionError, StoreError
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import adapt, resolve
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 from zarr_oracle import assert_same_bits
 
 VALUES = np.arange(40 * 6, dtype="i4").reshape(40, 6)
@@ -176,7 +176,7 @@ def test_a_forked_process_reads_an_archive_that_the_parent_was_reading(zipped):
     script = """
 import os, signal, sys, warnings
 import fsspec, gpushard
-from gpushard.stores import one_at_a_time
+from gpushard.stores.zarr import one_at_a_time
 warnings.simplefilter("ignore")
 a = gpushard.open_array(fsspec.filesystem("zip", fo=sys.argv[1]).get_mapper(""), "a")
 expected = a[...]
@@ -251,7 +251,7 @@ def test_a_url_names_the_place_inside_of_an_archive(scheme, zipped):
 
 
 def test_arrays_of_an_archive_share_a_turn_after_others_of_it_are_gone(zipped):
-    from gpushard.stores import one_at_a_time
+    from gpushard.stores.zarr import one_at_a_time
 
     first, second = [fsspec.get_mapper(f"zip::file://{zipped}") for _ in range(2)]
     others = gpushard.open_array(first, "a")
@@ -265,7 +265,7 @@ def test_arrays_of_an_archive_share_a_turn_after_others_of_it_are_gone(zipped):
 
 
 def test_a_directory_of_an_archive_shares_the_turn_of_the_archive(zipped):
-    from gpushard.stores import one_at_a_time
+    from gpushard.stores.zarr import one_at_a_time
 
     fs = directory_of(zipped)
     a = gpushard.open_array(fs.fs.get_mapper(""), "a")

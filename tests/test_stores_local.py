@@ -14,9 +14,9 @@ import pytest
 from gpushard import workers
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.pools import Future
-from gpushard.stores import local
 from gpushard.stores.base import ByteRequest, Fetched, Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import store as local
+from gpushard.stores.local.store import LocalStore
 from stored_object import BODY, RANGES, read_one, replace_file, write_object
 
 

@@ -16,11 +16,12 @@ import pytest
 
 from gpushard.errors import StoreError
 from gpushard.options import KIB, Options
-from gpushard.stores import handles, local
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.files import FileWriter
-from gpushard.stores.handles import FileHandle
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import handles
+from gpushard.stores.local import store as local
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.handles import FileHandle
+from gpushard.stores.local.store import LocalStore
 from interrupts import is_cut_off
 from stored_object import BODY, read_one, write_object
 
@@ -85,7 +86,7 @@ def test_an_interrupted_look_at_the_directory_leaves_no_handle_behind(
     root: Path, store: LocalStore
 ) -> None:
     n_line = 1
-    while is_cut_off(store.open_root, n_line, ["stores/root.py"], UNREACHED):
+    while is_cut_off(store.open_root, n_line, ["stores/local/root.py"], UNREACHED):
         assert open_files_below(root) == []
         n_line += 1
     assert n_line > 5
@@ -120,7 +121,7 @@ def test_threads_share_a_table_that_is_too_small(tmp_path: Path) -> None:
 def test_process_out_of_descriptors_lets_go_of_its_own(tmp_path: Path) -> None:
     script = """
 import resource, sys
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 store = LocalStore(sys.argv[1])
 assert [store.get(str(i)) for i in range(40)] == [b"x"] * 40
@@ -207,8 +208,8 @@ def test_forked_child_reads_on_while_the_parent_holds_locks(root: Path) -> None:
 import os, sys, time, warnings
 from gpushard.options import KIB, Options
 from gpushard import workers
-from gpushard.stores import local
-from gpushard.stores import handles, local
+from gpushard.stores.local import store as local
+from gpushard.stores.local import handles, store as local
 from gpushard.stores.base import ByteRequest
 warnings.simplefilter("ignore")
 local._PATIENCE_S = local._SLOW_REQUEST_S = 0
@@ -236,7 +237,7 @@ def test_an_interrupt_once_a_file_is_open_closes_it_once(root, monkeypatch):
         FileHandle(*args)  # dropped at once, which closes the file
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpushard.stores.root.FileHandle", interrupted)
+    monkeypatch.setattr("gpushard.stores.local.root.FileHandle", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LocalStore(root).get("c/0")
 

@@ -14,9 +14,9 @@ import pytest
 
 from damaged_arrays import WAYS, on_host, opened
 from gpushard.errors import StoreError
-from gpushard.stores import root as places
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local import root as places
+from gpushard.stores.local.store import LocalStore
 from spec_shards import document, shard_of, sharding
 from stored_object import BODY, read_one, write_object
 

@@ -13,7 +13,7 @@ import zarr
 import gpushard
 from gpushard.errors import NotFoundError, StoreError
 from gpushard.stores.http.store import HttpStore
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import resolve
 
 

@@ -24,13 +24,13 @@ from gpushard.errors import (
     UnsupportedError,
 )
 from gpushard.options import Options
-from gpushard.stores import fsspec_store
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.http.store import HttpStore
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.resolve import address, from_address, resolve
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr import fsspec_store
+from gpushard.stores.zarr.store import ZarrStore
 from range_server import RangeServer
 
 

@@ -21,10 +21,10 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ZipStore
 
 from gpushard.errors import StoreError
-from gpushard.stores import zarr_loop
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.event_loops import result_in
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr import loop as zarr_loop
+from gpushard.stores.zarr.store import ZarrStore
 from range_server import RangeServer
 from stored_object import BODY, RANGES
 

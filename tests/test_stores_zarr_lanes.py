@@ -16,8 +16,8 @@ from zarr.storage import MemoryStore, WrapperStore
 import gpushard
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.zarr_lanes import Lanes
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.lanes import Lanes
+from gpushard.stores.zarr.store import ZarrStore
 
 N_SLOTS = 32
 

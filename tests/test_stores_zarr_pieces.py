@@ -23,7 +23,7 @@ from gpushard.fetching import fetch
 from gpushard.memory import chunk_room
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding

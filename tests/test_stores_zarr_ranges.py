@@ -21,7 +21,7 @@ import gpushard
 from gpushard.errors import CorruptShardError, ObjectDeletedError, StoreError
 from gpushard.options import KIB, MIB, Options
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 from stored_object import BODY
 from zarr_oracle import assert_same_bits
 

@@ -16,7 +16,7 @@ from gpushard.errors import CorruptShardError, StoreError
 from gpushard.fetching import fetch
 from gpushard.inspection.verify import verify_array
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.zarr_store import ZarrStore, refuses_beyond
+from gpushard.stores.zarr.store import ZarrStore, refuses_beyond
 from stored_object import BODY, RANGES
 from zarr_oracle import assert_same_bits
 

@@ -21,10 +21,11 @@ from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
 from gpushard.errors import StoreError
-from gpushard.stores import zarr_store, zip_members
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.zarr_loop import run_without_loop
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr import store as zarr_store
+from gpushard.stores.zarr import zip_members
+from gpushard.stores.zarr.loop import run_without_loop
+from gpushard.stores.zarr.store import ZarrStore
 
 DATA = np.random.default_rng(5).integers(0, 256, 5000).astype(np.uint8).tobytes()
 

@@ -11,10 +11,10 @@ import pytest
 from zarr.storage import LocalStore, MemoryStore
 
 import gpushard
-from gpushard.stores import zarr_writer
 from gpushard.stores.base import Fetched
 from gpushard.stores.held import HeldObjects
 from gpushard.stores.key_value import MappingStore, key_value_store
+from gpushard.stores.zarr import writer as zarr_writer
 from gpushard.transformer import ShardedStore, transformed
 from historic_arrays import (
     ROOT,

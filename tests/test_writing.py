@@ -13,8 +13,8 @@ from zarr.storage import MemoryStore, ZipStore
 import gpushard
 from gpushard.options import Options
 from gpushard.planning.index import MISSING
-from gpushard.stores.local import LocalStore
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.store import LocalStore
 from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import n_shards_at_once
 from gpushard.writing.shard import Region, StoredShard

@@ -18,7 +18,7 @@ import gpushard
 from gpushard.codecs import chain_encoder, compressing
 from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.stores.writers import writer_of
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 from gpushard.workers import run_side_by_side
 from gpushard.writing.assign import n_shards_at_once, n_waiting_at_once
 from v3_documents import document, rectilinear

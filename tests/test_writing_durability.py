@@ -108,7 +108,7 @@ def test_conversions_are_durable_whatever_is_asked_for(tmp_path, calls):
     new(tmp_path / "a")[...] = VALUES
     counts = []
     for durable in (True, False):
-        options = gpushard.Options(write=WriteOptions(durable=durable))
+        options = gpushard.Options(threads=1, write=WriteOptions(durable=durable))
         calls.clear()
         gpushard.convert(
             tmp_path / "a",

@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import Options
-from gpushard.stores import file_bytes
+from gpushard.stores.local import file_bytes
 from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 
@@ -200,7 +200,7 @@ import numpy as np
 import gpushard
 from gpushard.options import Options
 from gpushard.write_options import WriteOptions
-from gpushard.stores import file_bytes
+from gpushard.stores.local import file_bytes
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for argument in sys.argv[2:]:

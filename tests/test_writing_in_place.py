@@ -8,7 +8,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from gpushard.options import Options
-from gpushard.stores.file_bytes import FileBytes
+from gpushard.stores.local.file_bytes import FileBytes
 from gpushard.stores.writers import writer_of
 from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import WriteSession

@@ -13,8 +13,8 @@ import pytest
 
 import gpushard
 from gpushard.options import DEFAULT
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 from interrupts import is_cut_off_at_call
 
 FAILURES = [

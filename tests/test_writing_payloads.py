@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpushard.codecs.encoded import LARGE_NBYTES, EncodedArrays
 from gpushard.errors import CorruptShardError
 from gpushard.planning.index import parse_index
-from gpushard.stores.file_bytes import FileBytes, join_pieces
+from gpushard.stores.local.file_bytes import FileBytes, join_pieces
 from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.shard import EMPTY, StoredShard, blank_entries
 

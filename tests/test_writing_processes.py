@@ -15,8 +15,8 @@ import pytest
 
 import gpushard
 from gpushard.options import DEFAULT, Options
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 from gpushard.write_options import WriteOptions
 
 STRATEGIES = {

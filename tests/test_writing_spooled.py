@@ -12,10 +12,10 @@ import gpushard
 from asked_store import put
 from gpushard import Options
 from gpushard.options import KIB
-from gpushard.stores import file_bytes, spool
-from gpushard.stores.file_bytes import FileSlice
-from gpushard.stores.locked_file import LockedFile
-from gpushard.stores.spool import Spool
+from gpushard.stores.local import file_bytes, spool
+from gpushard.stores.local.file_bytes import FileSlice
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.spool import Spool
 from gpushard.write_options import WriteOptions
 from gpushard.writing import encode
 from hostile_shards import ZSTD

@@ -16,7 +16,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec
 import gpushard
 from gpushard.options import Options
 from gpushard.planning.index import MISSING, PRESENT
-from gpushard.stores.file_bytes import FileBytes
+from gpushard.stores.local.file_bytes import FileBytes
 from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard

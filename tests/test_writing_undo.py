@@ -14,8 +14,8 @@ import pytest
 
 import gpushard
 from gpushard.options import Options
-from gpushard.stores.directories import Directory
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.directories import Directory
+from gpushard.stores.local.locked_file import LockedFile
 from gpushard.write_options import WriteOptions
 from zarr_oracle import assert_same_bits
 

@@ -68,7 +68,7 @@ def _become(words: list[str], streams: list[int], *, is_slow: bool) -> None:
     # Ignored in processes that a shell has put into the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_slow:
-        local = import_module("gpushard.stores.local")
+        local = import_module("gpushard.stores.local.store")
         local.LocalStore.read = _wait_for_a_minute
     sys.argv = ["gpushard", *words]
 

@@ -16,7 +16,7 @@ from gpushard.metadata import parse_array
 from gpushard.options import DEFAULT
 from gpushard.report import CodecPlacement, Tally
 from gpushard.source import Source
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 _BLOSC = ("blosc", "numcodecs.blosc")
 _COMPRESSORS = ("lz4", "lz4hc", "zstd", "zlib", "snappy", "blosclz")

@@ -15,7 +15,7 @@ from gpushard.cli.pieces import Piece, slice_of
 from gpushard.errors import UnsupportedError
 from gpushard.selecting.numbering import distinct
 from gpushard.stores.base import Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.zarr_thread import running_loop
 
 # The user may have chosen gpushard's pipeline, which would be compared with itself.
@@ -147,7 +147,7 @@ def _zarr_store(store: Store) -> Any:
     from gpushard.stores.http.store import HttpStore
     from gpushard.stores.remote import RemoteStore
     from gpushard.stores.remote_url import obstore_of
-    from gpushard.stores.zarr_store import ZarrStore
+    from gpushard.stores.zarr.store import ZarrStore
 
     if isinstance(store, HttpStore):
         return ObjectStore(obstore_of(store), read_only=True)

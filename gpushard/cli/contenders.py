@@ -14,7 +14,7 @@ import gpushard
 from gpushard.array import Array
 from gpushard.cli.comparison import read_by_zarr, zarr_array
 from gpushard.errors import UnsupportedError
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 Key = tuple[Any, ...]
 

@@ -23,7 +23,7 @@ from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import resolve
 
 # Files whose sizes are summed; more would keep a user waiting.

@@ -24,7 +24,7 @@ from gpushard.options import Options
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import resolve
 
 _ENDINGS = (".svg", ".html", ".png")

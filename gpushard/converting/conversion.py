@@ -36,8 +36,8 @@ from gpushard.options import Options
 from gpushard.rolling.watch import watched_source
 from gpushard.source import Source
 from gpushard.stores.base import Store
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.writers import writer_of
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import (

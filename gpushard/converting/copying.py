@@ -22,7 +22,7 @@ from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.memory.turns import turns
 from gpushard.selecting.selection import SliceAxis
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Pieces
+from gpushard.stores.local.file_bytes import Pieces
 from gpushard.stores.writers import writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.changes import Change

@@ -26,9 +26,9 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
-from gpushard.stores.files import FileWriter
+from gpushard.stores.local.files import FileWriter
 from gpushard.stores.writers import writer_of
-from gpushard.stores.zarr_store import ZarrStore, takes_any_key
+from gpushard.stores.zarr.store import ZarrStore, takes_any_key
 
 NAME = ".gpushard-convert.json"
 """Name of the mark, below the destination's path."""

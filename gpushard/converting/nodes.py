@@ -17,7 +17,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.writers import writer_of
 
 # An object that tells, for a moment, whether two stores have it.

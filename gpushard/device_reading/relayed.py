@@ -41,8 +41,8 @@ from gpushard.options import KIB, MIB
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.stores.handles import FileHandle
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.local.handles import FileHandle
+from gpushard.stores.local.store import LocalStore, holds_plain_files
 
 if TYPE_CHECKING:
     from gpushard.fused.code.loading import CompiledLoops

@@ -27,7 +27,7 @@ from gpushard.fused.system_calls import pread_address
 from gpushard.fused.words import PlanParameters
 from gpushard.options import KIB
 from gpushard.source import Source
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.local.store import LocalStore, holds_plain_files
 
 _KINDS = {
     "zstd": ZSTD,

@@ -21,8 +21,8 @@ from gpushard.fused.words import Opener
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.handles import FileHandle
-from gpushard.stores.local import LocalStore, holds_plain_files
+from gpushard.stores.local.handles import FileHandle
+from gpushard.stores.local.store import LocalStore, holds_plain_files
 
 # openat2(2). A link may lead out of the store: the general path looks where it leads.
 _NO_LINKS = 0x04

@@ -44,8 +44,8 @@ from gpushard.planning import blocks
 from gpushard.planning.blocks import Block
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.handles import FileHandle
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.handles import FileHandle
+from gpushard.stores.local.store import LocalStore
 from gpushard.work_queue import Task
 
 # Most shards to read at a time: each is an open file, of which a process may have few.

@@ -7,7 +7,7 @@ from math import prod
 from gpushard.errors import LimitError
 from gpushard.options import MIB
 from gpushard.source import Source
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 
 # Memory of an entry while its object is checked, overlaps included: columns in stored
 # order and by byte range, and a coordinate per axis, held twice.

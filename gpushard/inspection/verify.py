@@ -30,8 +30,8 @@ from gpushard.options import MIB
 from gpushard.planning import blocks
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 from gpushard.work_queue import Spawner, Task, Work
 from gpushard.workers import run_tasks
 

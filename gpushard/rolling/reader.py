@@ -25,7 +25,7 @@ from gpushard.selecting.expressions import basic
 from gpushard.selecting.indexer import Indexer, Parse
 from gpushard.source import Source
 from gpushard.stores.base import Store
-from gpushard.stores.handles import HandleTable
+from gpushard.stores.local.handles import HandleTable
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

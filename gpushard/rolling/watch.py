@@ -17,7 +17,7 @@ from gpushard.options import Options
 from gpushard.rolling.window import Window
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 HINT = "write to it through gpushard.rolling.RollingArray"
 

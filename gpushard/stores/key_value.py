@@ -16,9 +16,9 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.zarr_loop import run_in_loop
-from gpushard.stores.zarr_store import ZarrStore
-from gpushard.stores.zarr_writer import ZarrWriter
+from gpushard.stores.zarr.loop import run_in_loop
+from gpushard.stores.zarr.store import ZarrStore
+from gpushard.stores.zarr.writer import ZarrWriter
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore

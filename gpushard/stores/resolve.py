@@ -17,7 +17,7 @@ from gpushard.arguments import instance, mapping
 from gpushard.errors import NotFoundError, OptionError, StoreError, UnsupportedError
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.base import Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -98,7 +98,7 @@ def resolve(
     instance(options, "options", Options)
     storage_options = mapping(storage_options, "storage_options", "names and values")
     if "fsspec" in sys.modules:
-        from gpushard.stores.fsspec_store import as_store
+        from gpushard.stores.zarr.fsspec_store import as_store
 
         target = as_store(target)
     text = _text_of(target)
@@ -185,10 +185,10 @@ def adapt(store: ZarrAbstractStore, options: Options) -> Store:
         remote = store_of(store.store, options)
         remote.is_read_only = store.read_only
         return remote
-    from gpushard.stores.zarr_store import ZarrStore
+    from gpushard.stores.zarr.store import ZarrStore
 
     if type(store) is storage.FsspecStore:
-        from gpushard.stores.fsspec_store import safe_store
+        from gpushard.stores.zarr.fsspec_store import safe_store
 
         store = safe_store(store)
     return ZarrStore(store)
@@ -207,8 +207,8 @@ def _resolve_text(
         from gpushard.stores.remote_url import open_url
 
         return open_url(text, storage_options or {}, options), ""
-    from gpushard.stores.fsspec_store import open_by_fsspec
-    from gpushard.stores.zarr_store import ZarrStore
+    from gpushard.stores.zarr.fsspec_store import open_by_fsspec
+    from gpushard.stores.zarr.store import ZarrStore
 
     opened = open_by_fsspec(text, storage_options or {}, _REMOTE_SCHEMES)
     return ZarrStore(opened), ""
@@ -219,7 +219,7 @@ def _scheme_of(text: str) -> str:
     scheme = found[1].lower() if found else ""
     if not scheme or "://" in text:
         return scheme
-    from gpushard.stores.fsspec_store import fsspec_knows
+    from gpushard.stores.zarr.fsspec_store import fsspec_knows
 
     # Without //, it is a path like any other, unless fsspec has such a file system.
     return scheme if scheme != "file" and fsspec_knows(scheme) else ""
@@ -325,7 +325,7 @@ def is_folded_url(path: str) -> bool:
 def _open_zip(path: Path) -> Store:
     from zarr.storage import ZipStore
 
-    from gpushard.stores.zarr_store import ZarrStore
+    from gpushard.stores.zarr.store import ZarrStore
 
     return ZarrStore(ZipStore(path, mode="r", read_only=True))
 

@@ -17,9 +17,9 @@ import numpy as np
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.failures import failed_write, first_line_of, refuse_unsafe_key
-from gpushard.stores.file_bytes import Pieces, Update, whole_object
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.file_bytes import Pieces, Update, whole_object
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.obstores import request_errors
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ def writer_of(
         return FileWriter(store, is_durable=is_durable)
     # Who writes files need not wait for the import of the others.
     from gpushard.stores.remote import RemoteStore
-    from gpushard.stores.zarr_store import ZarrStore
+    from gpushard.stores.zarr.store import ZarrStore
 
     if isinstance(store, RemoteStore):
         return ObjectWriter(store, tags)
     if isinstance(store, ZarrStore):
-        from gpushard.stores.zarr_writer import ZarrWriter
+        from gpushard.stores.zarr.writer import ZarrWriter
 
         return ZarrWriter(store)
     raise UnsupportedError(

@@ -21,10 +21,10 @@ from gpushard.selecting.selection import (
     with_columns,
 )
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces
-from gpushard.stores.files import FileWriter
-from gpushard.stores.locked_file import LockedFile
-from gpushard.stores.spool import Spool
+from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.spool import Spool
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.changes import Change

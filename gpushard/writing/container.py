@@ -14,7 +14,7 @@ from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.errors import GpushardError, NotFoundError, OptionError, StoreError
 from gpushard.layout import INDEX_ELEMENTS, CodecChain, CodecSpec
 from gpushard.planning.index import CORRUPT, parse_index
-from gpushard.stores.file_bytes import write_all
+from gpushard.stores.local.file_bytes import write_all
 
 _CHAIN = CodecChain(
     (), CodecSpec("bytes", {"endian": "little"}), (CodecSpec("crc32c"),)

@@ -15,7 +15,7 @@ from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
 from gpushard.stores.base import Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import (
     FOLDED_URL_HINT,
     is_folded_url,

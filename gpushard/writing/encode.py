@@ -16,8 +16,8 @@ from gpushard.options import MIB
 from gpushard.reading.whole import shard_inside
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes, Pieces, join_pieces
-from gpushard.stores.spool import Pending, Spool, pieces_by_now
+from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces, join_pieces
+from gpushard.stores.local.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.changes import Cell, Change, batches, changed_cells
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank

@@ -25,9 +25,9 @@ import numpy as np
 
 from gpushard.errors import CorruptShardError
 from gpushard.selecting.selection import Ints
-from gpushard.stores.file_bytes import Bytes, FileBytes
-from gpushard.stores.handles import MOST_AT_ONCE_NBYTES
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.file_bytes import Bytes, FileBytes
+from gpushard.stores.local.handles import MOST_AT_ONCE_NBYTES
+from gpushard.stores.local.locked_file import LockedFile
 
 _HEAD = struct.Struct("<8sqq")
 """Magic number, size of the file (-1 if there was none), number of byte ranges."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from gpushard.errors import CorruptShardError, GpushardError, UnsupportedError
 from gpushard.listed import each_of, listed_coordinates
 from gpushard.source import Source
-from gpushard.stores.files import FileWriter
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.locked_file import LockedFile
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import unused_nbytes

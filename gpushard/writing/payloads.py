@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
 from gpushard.planning.index import CORRUPT, MISSING
-from gpushard.stores.file_bytes import FileBytes, join_pieces
-from gpushard.stores.spool import Held, Pending, Spool, pieces_by_now
+from gpushard.stores.local.file_bytes import FileBytes, join_pieces
+from gpushard.stores.local.spool import Held, Pending, Spool, pieces_by_now
 from gpushard.writing.shard import StoredShard, blank_entries
 
 

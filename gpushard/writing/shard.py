@@ -15,7 +15,7 @@ from gpushard.errors import CorruptShardError
 from gpushard.layout import GridAxis, ShardLevel
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex, parse_index
 from gpushard.source import Source
-from gpushard.stores.file_bytes import Bytes, FileBytes
+from gpushard.stores.local.file_bytes import Bytes, FileBytes
 from gpushard.writing.regions import Cell
 
 Shape = tuple[int, ...]

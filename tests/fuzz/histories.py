@@ -43,7 +43,7 @@ from gpushard.errors import OptionError, UnsupportedError
 from gpushard.fetching import job
 from gpushard.fused import placer, shares
 from gpushard.placing import outputs
-from gpushard.stores import handles
+from gpushard.stores.local import handles
 from tiny_bounds import tiny_bounds
 from zarr_oracle import quiet_zarr
 

@@ -33,7 +33,7 @@ _ROOM_NBYTES = 512 * 1024**2
 _ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
 # Mutated inputs that are mutated further.
 _KEPT = 50
-_FUSED = Path(__file__).resolve().parents[2] / "gpushard" / "fused"
+_ROOT = Path(__file__).resolve().parents[2]
 # Of its module, whose other functions Python runs, the loops take one.
 _COMPILED_ELSEWHERE = "columns"
 
@@ -66,8 +66,8 @@ def load_instrumented(name: str, within: str) -> tuple[ModuleType, Any]:
 def compiled_modules() -> list[str]:
     """Modules that numba compiles: it does not know what instrumentation adds."""
     return [
-        f"gpushard.fused.{path.stem}"
-        for path in sorted(_FUSED.glob("*.py"))
+        ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+        for path in sorted((_ROOT / "gpushard" / "fused").rglob("*.py"))
         if path.stem == _COMPILED_ELSEWHERE
         or re.search("from numba import|@calls.inner", path.read_text())
     ]

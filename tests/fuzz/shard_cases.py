@@ -21,7 +21,7 @@ from gpushard import Options
 from gpushard.memory.known import IndexCache
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, Store
 from gpushard.stores.held import HeldObjects
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from zarr_oracle import write
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from fuzz.rolling_model import FILL, SHARD, WIDTH, Change, Model, Sides
 from gpushard import GpushardError, Options
 from gpushard.errors import ObjectChangedError, StoreError, WindowMovedError
 from gpushard.rolling import RollingArray
-from gpushard.stores.files import FileWriter
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.files import FileWriter
+from gpushard.stores.local.store import LocalStore
 
 if TYPE_CHECKING:
     import random

@@ -27,7 +27,7 @@ from fuzz.mutations import damaged
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, Options
 from gpushard.errors import CorruptShardError, OptionError
-from gpushard.stores.locked_file import LockedFile
+from gpushard.stores.local.locked_file import LockedFile
 from gpushard.write_options import WriteOptions
 from gpushard.writing.container import append_index
 

@@ -29,7 +29,7 @@ from gpushard.fetching.job import Job
 from gpushard.options import KIB
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, lasts
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.ranged import RangedStore
 
 # Ranges are widened to whole pages on both sides; from this size on that adds an eighth

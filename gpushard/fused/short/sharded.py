@@ -48,8 +48,8 @@ from gpushard.planning.index import PRESENT
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
-from gpushard.stores.handles import FileHandle, is_in_memory
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.handles import FileHandle, is_in_memory
+from gpushard.stores.local.store import LocalStore
 from gpushard.workers import run_tasks
 
 

@@ -29,7 +29,7 @@ from gpushard.options import KIB
 from gpushard.placing.keeping import first_key
 from gpushard.planning.index import PRESENT
 from gpushard.source import Source
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 
 # Libraries decode larger Blosc frames with several threads, unless a part is wanted.
 _MOST_BLOSC_NBYTES = 256 * KIB

@@ -24,9 +24,9 @@ from gpushard.options import DEFAULT, LIMITS, Options
 from gpushard.quiet import without_warnings
 from gpushard.source import Source
 from gpushard.stores.base import FetchCosts, Store
-from gpushard.stores.local import LocalStore
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import adapt
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.zarr.store import ZarrStore
 
 if TYPE_CHECKING:
     import asyncio

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gpushard.stores.file_bytes import (
+from gpushard.stores.local.file_bytes import (
     Bytes,
     FileSlice,
     Piece,

@@ -24,7 +24,7 @@ from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.handles import (
+from gpushard.stores.local.handles import (
     MOST_AT_ONCE_NBYTES,
     FileHandle,
     FileVersion,
@@ -35,7 +35,7 @@ from gpushard.stores.handles import (
     read_ahead,
     read_rest,
 )
-from gpushard.stores.root import StoreRoot
+from gpushard.stores.local.root import StoreRoot
 from gpushard.workers import run_side_by_side
 
 # Reading 64 KiB takes 8 us from the page cache and 20 us from an NVMe disk. One more

@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
-from gpushard.stores.directories import (
+from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.local.directories import (
     Directory,
     PathCheck,
     is_in_directory,
     make_directory,
     open_directory,
 )
-from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.file_bytes import Pieces, Update
-from gpushard.stores.file_locks import file_locks
-from gpushard.stores.local import LocalStore
-from gpushard.stores.locked_file import (
+from gpushard.stores.local.file_bytes import Pieces, Update
+from gpushard.stores.local.file_locks import file_locks
+from gpushard.stores.local.locked_file import (
     LOCK,
     UNDO,
     UNFINISHED,
     LockedFile,
     name_beside,
 )
+from gpushard.stores.local.store import LocalStore
 
 if TYPE_CHECKING:
     from io import FileIO

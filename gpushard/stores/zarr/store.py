@@ -20,12 +20,12 @@ from gpushard.options import KIB, MIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key, told
-from gpushard.stores.root import absolute
-from gpushard.stores.zarr_lanes import Lanes
-from gpushard.stores.zarr_listing import follows_get, lists_all, next_keys
-from gpushard.stores.zarr_loop import run_in_loop, run_without_loop
-from gpushard.stores.zarr_pieces import PiecedGets
-from gpushard.stores.zarr_ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
+from gpushard.stores.local.root import absolute
+from gpushard.stores.zarr.lanes import Lanes
+from gpushard.stores.zarr.listing import follows_get, lists_all, next_keys
+from gpushard.stores.zarr.loop import run_in_loop, run_without_loop
+from gpushard.stores.zarr.pieces import PiecedGets
+from gpushard.stores.zarr.ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
 
 if TYPE_CHECKING:
     import asyncio
@@ -228,7 +228,7 @@ def _objects_of(store: ZarrAbstractStore, prototype: BufferPrototype) -> ZarrObj
     # Subclasses may read in other ways.
     if type(store) is not ZipStore:
         return ZarrObjects(store, prototype)
-    from gpushard.stores.zip_members import ZipObjects
+    from gpushard.stores.zarr.zip_members import ZipObjects
 
     return ZipObjects(store, prototype)
 

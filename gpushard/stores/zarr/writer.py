@@ -10,9 +10,9 @@ from gpushard.forks import after_fork
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.event_loops import Work
 from gpushard.stores.failures import failed_write, failure, refuse_unsafe_key
-from gpushard.stores.file_bytes import Pieces, Update, whole_object
-from gpushard.stores.zarr_loop import run_in_loop
-from gpushard.stores.zarr_store import ZarrStore
+from gpushard.stores.local.file_bytes import Pieces, Update, whole_object
+from gpushard.stores.zarr.loop import run_in_loop
+from gpushard.stores.zarr.store import ZarrStore
 
 # Many more than there are writes under way, so that these seldom share one.
 _N_LOCKS = 256

@@ -140,7 +140,7 @@ def _is_local(fs: Any) -> bool:
 
 def safe_store(store: FsspecStore) -> FsspecStore:
     """`store`, reading one object at a time if its file system allows no more."""
-    from gpushard.stores.one_at_a_time import one_at_a_time
+    from gpushard.stores.zarr.one_at_a_time import one_at_a_time
 
     fs = one_at_a_time(store.fs)
     if fs is None or fs is store.fs:
@@ -160,7 +160,7 @@ def lists_anew(fs: Any) -> bool:
     """
     from fsspec.implementations.cached import CachingFileSystem
 
-    from gpushard.stores.one_at_a_time import innermost
+    from gpushard.stores.zarr.one_at_a_time import innermost
 
     inner = innermost(fs)
     if isinstance(inner, CachingFileSystem) or _is_web(inner):
@@ -197,7 +197,7 @@ def _store_over(fs: Any, path: str) -> FsspecStore:
     """Zarr store of a directory in a file system."""
     from zarr.storage import FsspecStore
 
-    from gpushard.stores.one_at_a_time import one_at_a_time
+    from gpushard.stores.zarr.one_at_a_time import one_at_a_time
 
     # A cache seems to have the asynchronous methods of what is behind it. zarr would
     # call those, past the cache, and in an event loop that is not theirs.

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from gpushard.pages import into_or_pages
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.zarr_loop import without_exits
-from gpushard.stores.zarr_ranges import (
+from gpushard.stores.zarr.loop import without_exits
+from gpushard.stores.zarr.ranges import (
     Gets,
     Way,
     ZarrObjects,

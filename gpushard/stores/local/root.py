@@ -16,15 +16,15 @@ from itertools import islice
 from pathlib import Path
 
 from gpushard.errors import NotFoundError, StoreError
-from gpushard.stores.directories import (
+from gpushard.stores.failures import failure, refuse_unsafe_key
+from gpushard.stores.local.directories import (
     entries_in,
     is_below_itself,
     is_in_directory,
     listed_names,
     path_of,
 )
-from gpushard.stores.failures import failure, refuse_unsafe_key
-from gpushard.stores.handles import FileHandle
+from gpushard.stores.local.handles import FileHandle
 
 # O_NONBLOCK, so that opening a fifo does not block; it changes nothing for files.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

@@ -22,7 +22,7 @@ def lists_all(store: ZarrAbstractStore) -> bool:
             return True
         store = store._store  # noqa: SLF001
     if isinstance(store, FsspecStore):
-        from gpushard.stores.fsspec_store import lists_anew
+        from gpushard.stores.zarr.fsspec_store import lists_anew
 
         return lists_anew(store.fs)
     return True

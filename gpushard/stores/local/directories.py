@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Self
 
 from gpushard.errors import StoreError
-from gpushard.stores.file_locks import file_locks
-from gpushard.stores.handles import HandleTable
+from gpushard.stores.local.file_locks import file_locks
+from gpushard.stores.local.handles import HandleTable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A fifo in the place of a file is refused. To open it could take for ever.

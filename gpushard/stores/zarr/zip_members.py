@@ -13,8 +13,8 @@ from zipfile import ZIP_STORED, ZipInfo
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.stores.file_bytes import FileSlice
-from gpushard.stores.zarr_ranges import ZarrObjects
+from gpushard.stores.local.file_bytes import FileSlice
+from gpushard.stores.zarr.ranges import ZarrObjects
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.options import KIB, MIB
-from gpushard.stores.handles import MOST_AT_ONCE_NBYTES
+from gpushard.stores.local.handles import MOST_AT_ONCE_NBYTES
 
 Bytes = NDArray[np.uint8]
 

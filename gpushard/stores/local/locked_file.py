@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gpushard.stores.directories import Directory
-from gpushard.stores.file_bytes import FileBytes, Pieces, write_all
-from gpushard.stores.spool import Spool
+from gpushard.stores.local.directories import Directory
+from gpushard.stores.local.file_bytes import FileBytes, Pieces, write_all
+from gpushard.stores.local.spool import Spool
 
 LOCK, UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
 UNFINISHED = (_NEW, _NEW_UNDO)

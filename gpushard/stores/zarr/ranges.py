@@ -1,7 +1,7 @@
 """Byte ranges of the objects of a zarr store: asked for one by one, or many at once.
 
 A *way* answers the requests of a read. It says which of them belong to one call, and
-answers a call. `zarr_store` chooses the way for a store.
+answers a call. `store` chooses the way for a store.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpushard.stores.base import ByteRequest, Fetched
-from gpushard.stores.zarr_loop import without_exits
-from gpushard.stores.zarr_ranges import Way
+from gpushard.stores.zarr.loop import without_exits
+from gpushard.stores.zarr.ranges import Way
 
 
 class _Read(NamedTuple):

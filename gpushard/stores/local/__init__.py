@@ -1,0 +1,1 @@
+"""Objects as files of a local directory: read by position, written under locks."""
