@@ -52,7 +52,7 @@ def test_a_large_output_begins_on_a_line_of_the_cache():
 
 def test_objects_are_in_memory_that_python_looks_through():
     assert usable(object)[0] is None
-    assert usable(np.dtypes.StringDType())[0] == ""
+    assert usable(np.dtypes.StringDType())[1] == ""
 
 
 def usable(dtype) -> np.ndarray:

@@ -104,7 +104,8 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES or dtype.hasobject:
-            return _begun(np.empty(shape, dtype))
+            made = np.empty(shape, dtype)
+            return _begun(made) if dtype.kind == "T" else made
         memory = lender.take(nbytes)
         if memory is None:
             memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
@@ -119,13 +120,13 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _begun(made: NDArray[Any]) -> NDArray[Any]:
-    """A new array, whose memory for text was taken by this thread, if it holds text.
+    """A new array of text, whose memory for text this thread has taken.
 
     NumPy enlarges that memory as texts come, and glibc does so where it lay first. It
     would keep, for each thread that happens to place the first text of a result, as
     much as that one took.
     """
-    if made.dtype.kind == "T" and made.size:
+    if made.size:
         made.reshape(-1)[0] = _LONG_TEXT
     return made
 
