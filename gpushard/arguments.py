@@ -73,7 +73,7 @@ def integer(value: Any, name: str) -> int:
         It is not an integer, or it is a boolean.
     """
     try:
-        if not isinstance(value, bool):
+        if not isinstance(value, _FLAGS):  # older NumPy makes integers of its own
             return operator.index(value)
     except TypeError:
         pass

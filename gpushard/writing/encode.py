@@ -37,6 +37,7 @@ _MOST_SORTED = 1 << 12
 _COPIES = 3
 # zarr encodes a shard with codecs around it that lies in another one: it joins the
 # encoded inner chunks, and to change a part of it, decodes the stored one in two steps.
+# zarr 3.1 takes as much for a whole one, zarr 3.4 three copies.
 _COPIES_BY_ZARR = 5
 # Encoded inner chunks of a large shard that goes to a file take this part of the limit.
 SPOOLED_SHARE = 8
@@ -103,7 +104,7 @@ class Encoder:
         if region.level + 1 < len(self.source.layout.levels):
             yield from self._nested_payloads(region, stored, change, spool)
             return
-        self._refuse_shards(_COPIES, stored)
+        self._refuse_shards()
         n_batch, rest = self._n_at_once(), [change.part]
         if isinstance(values, DeviceValues):
             n_batch = max(n_batch, values.most_rows)
@@ -228,7 +229,7 @@ class Encoder:
         if change is not None and change.part.covers(region.extents):
             stored = None
         if region.is_inner_chunk and change is not None:  # a shard may have no change
-            self._refuse_shards(_COPIES if stored is None else _COPIES_BY_ZARR, stored)
+            self._refuse_shards()
             held = [(region, None if stored is None else stored[:], change)]
             changed = self._changed([0], held)
             return [p for done in changed for p in done.encoded.items()] or None
@@ -262,21 +263,17 @@ class Encoder:
         usual = max(_BATCH_PER_THREAD * options.threads, _BATCH_NBYTES // nbytes)
         return max(1, min(usual, n))
 
-    def _refuse_shards(self, n_copies: int, stored: object) -> None:
-        """Refuse inner chunks that are shards for zarr, unless so many copies fit.
-
-        The error names what is enough for all of the write: if anything is `stored`,
-        some of them may be changed in part.
+    def _refuse_shards(self) -> None:
+        """Refuse inner chunks that are shards for zarr, unless its copies of one fit.
 
         Raises
         ------
         LimitError
             They do not fit the memory limit.
         """
-        room, nbytes = self.source.room, self.source.whole_nbytes
-        if self._holds_shards and n_copies * nbytes > room.alone_nbytes:
-            enough = _COPIES if stored is None else _COPIES_BY_ZARR
-            raise room.beyond("a nested shard with codecs around it", enough * nbytes)
+        room, nbytes = self.source.room, _COPIES_BY_ZARR * self.source.whole_nbytes
+        if self._holds_shards and nbytes > room.alone_nbytes:
+            raise room.beyond("a nested shard with codecs around it", nbytes)
 
     def _needed(
         self, stored: StoredShard | None, entry: int, inner: Region, change: Change
@@ -287,7 +284,6 @@ class Encoder:
         span = stored.span(entry)
         if span is None:
             return None
-        self._refuse_shards(_COPIES_BY_ZARR, stored)
         self.source.room.refuse_large(in_part=False)
         nbytes = span.stop - span.start
         self.source.pipeline.refuse_oversized(nbytes, self._stored_shape(inner))
