@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
@@ -79,6 +80,37 @@ def test_a_large_shard_that_need_not_be_durable_waits_for_no_disk(tmp_path, call
     a[...] = np.ones(48 << 20, "u1")
     assert calls == ["replace"]
     assert (a[:: 1 << 20] == 1).all()
+
+
+def test_a_quota_that_only_closing_tells_of_leaves_a_large_shard_as_it_was(
+    tmp_path, monkeypatch
+):
+    options = gpushard.Options(write=WriteOptions(durable=False), memory_limit=1 << 20)
+    a = gpushard.create_array(
+        tmp_path / "a",
+        shape=4 << 20,
+        dtype="u1",
+        chunks=1 << 16,
+        shards=4 << 20,
+        compressors=None,
+        options=options,
+    )
+    a[...] = np.ones(4 << 20, "u1")
+    close, refused = os.close, []
+
+    def closing(fd):
+        status = os.fstat(fd)
+        close(fd)
+        if status.st_size >= 4 << 20 and not refused:
+            refused.append(fd)
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", closing)
+    with pytest.raises(gpushard.StoreError, match="cannot write"):
+        a[...] = np.full(4 << 20, 2, "u1")
+    assert refused
+    assert (a[:: 1 << 16] == 1).all()
+    assert os.listdir(tmp_path / "a" / "c") == ["0"]
 
 
 def test_a_deleted_shard_need_not_be_durable(tmp_path, calls):

@@ -142,6 +142,7 @@ class LockedFile:
                 write_all(spool.fd, rest)
                 if is_durable:
                     os.fsync(spool.fd)
+                spool.close()  # only this may tell of a quota, or of a server's errors
             else:
                 if spool is not None and spool.fd is not None:
                     self.directory.unlink(temporary)  # it is read on without a name
