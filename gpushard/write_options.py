@@ -33,7 +33,7 @@ class WriteOptions:
     durable
         Whether an assignment to files ends only when the disk has the bytes, so that a
         power cut loses nothing. Without, small writes take about half the time. Writes
-        in place and conversions are always durable.
+        in place, conversions, and writes to rolling arrays are always durable.
     """
 
     strategy: WriteStrategy = "rewrite"

@@ -10,6 +10,7 @@ import pytest
 import zarr
 
 import gpushard
+from gpushard.rolling import RollingArray
 from gpushard.write_options import WriteOptions
 
 VALUES = np.arange(64, dtype="u2").reshape(8, 8)
@@ -135,6 +136,17 @@ def test_writes_in_place_are_durable_whatever_is_asked_for(tmp_path, calls, stra
     assert counts[0] == counts[1] > 0
 
 
+def test_what_is_compacted_is_durable_whatever_is_asked_for(tmp_path, calls):
+    """Most of a shard was written, and durable, before."""
+    a = new(tmp_path / "a", "append_only")
+    a[:4] = VALUES[:4]
+    a[1, 1] = 7
+    options = gpushard.Options(write=WriteOptions(durable=False))
+    calls.clear()
+    assert gpushard.compact(gpushard.open_array(tmp_path / "a", options=options)) > 0
+    assert calls == ["fsync", "replace", "fsync"]
+
+
 def test_conversions_are_durable_whatever_is_asked_for(tmp_path, calls):
     """One that is resumed takes shards that are there for written."""
     new(tmp_path / "a")[...] = VALUES
@@ -151,6 +163,27 @@ def test_conversions_are_durable_whatever_is_asked_for(tmp_path, calls):
         )
         counts.append(calls.count("fsync"))
     assert counts[0] == counts[1] > 0
+
+
+def test_writes_to_rolling_arrays_are_durable_whatever_is_asked_for(tmp_path, calls):
+    """The window moves to them, and shards that it has left are deleted."""
+    counts = []
+    for durable in (True, False):
+        a = RollingArray.create(
+            tmp_path / str(durable),
+            shape=VALUES.shape,
+            dtype=VALUES.dtype,
+            chunks=(2, 2),
+            shards=(8, 8),
+            options=gpushard.Options(write=WriteOptions(durable=durable)),
+        )
+        calls.clear()
+        a.roll(VALUES)
+        rolled = calls.count("fsync")
+        a[1, 1] = 7
+        counts.append((rolled, calls.count("fsync") - rolled))
+    assert counts[0] == counts[1]
+    assert min(counts[0]) > 0
 
 
 def test_only_a_truth_value_says_whether_writes_are_durable():

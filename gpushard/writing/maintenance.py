@@ -11,6 +11,7 @@ from gpushard.listed import each_of, listed_coordinates
 from gpushard.source import Source
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.writers import writer_of
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import unused_nbytes
@@ -18,7 +19,8 @@ from gpushard.writing.strategies import unused_nbytes
 
 def compact_shards(source: Source) -> int:
     """Rewrite each shard that has unused space; returns the bytes gained."""
-    session, n_gained = WriteSession(source), 0
+    # Durable whatever the options say: what is copied may have been so before.
+    session, n_gained = WriteSession(source, writer_of(source.store)), 0
     writer = _local_writer(session)
     for coordinate in _each_that(writer.has_traces, source):
         with _locked(source, writer, coordinate) as (file, region):
