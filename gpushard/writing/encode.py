@@ -19,6 +19,7 @@ from gpushard.source import Source
 from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces, join_pieces
 from gpushard.stores.local.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.changes import Cell, Change, batches, changed_cells
+from gpushard.writing.crew import Crew
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
@@ -51,6 +52,7 @@ class Encoder:
         self.source = source
         self.options = source.options.write
         self._chunks = ChainEncoder(layout.chain, layout.elements)
+        self._crew = Crew(source.options.threads)
         self._holds_shards = layout.chain.array_bytes.name == SHARDING
         self._indexes = [
             ChainEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
@@ -72,7 +74,8 @@ class Encoder:
         around = self.source.layout.object_codecs
         if stored is not None and around:
             stored = shard_inside(self.source, region.coordinate, stored[:])
-        pieces = self._pieces(region, stored, change, None if around else spool)
+        with self._crew.at_a_shard():
+            pieces = self._pieces(region, stored, change, None if around else spool)
         if pieces is None or not around:
             return pieces
         joined = join_pieces(pieces)
@@ -351,7 +354,7 @@ class Encoder:
 
     def _encoded(self, entries: Ints, chunks: NDArray[Any]) -> Payloads:
         """Inner chunks in stored axes, along the first axis; none of fill values."""
-        kept, n_threads = np.arange(len(chunks)), self.source.options.threads
+        kept = np.arange(len(chunks))
         if not self.options.write_empty_chunks:
             is_empty = are_fill(chunks, self.source.layout.fill_value)
             kept = np.flatnonzero(~is_empty)
@@ -362,7 +365,7 @@ class Encoder:
         self.source.room.note_taken(_COPIES * chunks.nbytes)
         given = [chunks]
         del chunks  # no name keeps them while they are encoded
-        stored, encoded = self._chunks.encode(given.pop(), n_threads)
+        stored, encoded = self._chunks.encode(given.pop(), self._crew.n_each)
         stored = kept[stored]
         return Payloads(entries[stored], encoded, np.delete(entries, stored))
 
