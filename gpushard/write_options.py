@@ -32,7 +32,7 @@ class WriteOptions:
         twice the space it needs.
     durable
         Whether an assignment to files ends only when the disk has the bytes, so that a
-        power cut loses nothing. Without, small writes take about half the time. Writes
+        power cut loses nothing. Without, uncompressed writes take half the time. Writes
         in place, conversions, and writes to rolling arrays are always durable.
     """
 
