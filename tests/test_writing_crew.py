@@ -47,6 +47,7 @@ def test_two_shards_of_a_write_have_a_thread_each(tmp_path, monkeypatch):
     def noting(self, arrays, n_threads=1):
         if arrays.dtype == np.uint16:  # not an index
             noted.append(n_threads)
+            both.wait(30)  # no shard ends before the other has its threads
         return encode(self, arrays, n_threads)
 
     monkeypatch.setattr(encoding, "are_fill", waiting)
