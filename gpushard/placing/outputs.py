@@ -105,7 +105,7 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         nbytes = prod(shape) * dtype.itemsize
         if nbytes < LARGE_NBYTES or dtype.hasobject:
             made = np.empty(shape, dtype)
-            return _begun(made) if dtype.kind == "T" else made
+            return _with_text_memory(made) if dtype.kind == "T" else made
         memory = lender.take(nbytes)
         if memory is None:
             memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
@@ -119,7 +119,7 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         ) from error
 
 
-def _begun(made: NDArray[Any]) -> NDArray[Any]:
+def _with_text_memory(made: NDArray[Any]) -> NDArray[Any]:
     """A new array of text, whose memory for text this thread has taken.
 
     NumPy enlarges that memory as texts come, and glibc does so where it lay first. It

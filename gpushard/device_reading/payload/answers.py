@@ -146,14 +146,9 @@ class HostPayload:
         return self.memory, encoded.offset
 
     def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8]:
-        """The part of the memory."""
-        return first_of(self.memory, encoded)
-
-
-def first_of(memory: NDArray[np.uint8], encoded: FetchedChunks) -> NDArray[np.uint8]:
-    """Bytes of the first inner chunk, if all bytes are in `memory`."""
-    first = int(encoded.offset[0])
-    return memory[first : first + int(encoded.nbytes[0])]
+        """The part of the memory that the first inner chunk takes."""
+        first = int(encoded.offset[0])
+        return self.memory[first : first + int(encoded.nbytes[0])]
 
 
 def brought_back(

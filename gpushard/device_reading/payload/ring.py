@@ -16,7 +16,6 @@ from gpushard.device_reading.payload.answers import (
     Answers,
     FetchedChunks,
     HostPayload,
-    first_of,
     nbytes_of,
     side_by_side,
 )
@@ -29,7 +28,6 @@ from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceMemoryError
 from gpushard.fetching.fetch import fetch_wanted
 from gpushard.fetching.job import Job
-from gpushard.selecting.selection import Ints
 from gpushard.stores.base import ByteRequest
 
 
@@ -84,11 +82,10 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedPayload:
+class PinnedPayload(HostPayload):
     """A pinned slot, kept until the fetch ends; `memory` has the fetched bytes."""
 
     slot: Slot
-    memory: NDArray[np.uint8]
 
     def bring(self, lane: Lane, encoded: FetchedChunks) -> NDArray[np.uint64]:
         """Addresses in the lane's encoded slab; the bytes are copied there at once."""
@@ -107,17 +104,6 @@ class PinnedPayload:
                 lane.device.upload(address, self.memory[at : at + nbytes], lane.stream)
         lane.note_infallible()
         self.slot.note_copy(lane)
-
-    def on_host(
-        self, lane: Lane, encoded: FetchedChunks
-    ) -> tuple[NDArray[np.uint8], Ints]:
-        """The slot."""
-        del lane
-        return self.memory, encoded.offset
-
-    def first_on_host(self, encoded: FetchedChunks) -> NDArray[np.uint8]:
-        """The part of the slot."""
-        return first_of(self.memory, encoded)
 
 
 class RingFetch:
@@ -179,10 +165,10 @@ class RingFetch:
             yield slot
 
 
-def _slot_payload(slot: Slot, nbytes: int) -> PinnedPayload | HostPayload:
+def _slot_payload(slot: Slot, nbytes: int) -> HostPayload:
     """Memory of a slot, or pageable memory if no more can be pinned."""
     try:
-        return PinnedPayload(slot, slot.memory(nbytes))
+        return PinnedPayload(slot.memory(nbytes), slot)
     except DeviceMemoryError:
         return HostPayload(np.empty(nbytes, np.uint8))
 

@@ -100,8 +100,9 @@ class LockedFile:
             self.drop_unfinished()
         else:
             temporary = name_beside(self.name, _NEW)
-            durable = self.is_durable
-            self._put(self.name, temporary, pieces, is_durable=durable, spool=spool)
+            self._put(
+                self.name, temporary, pieces, is_durable=self.is_durable, spool=spool
+            )
         # The content that the note would restore has been replaced.
         self.directory.unlink(self.undo_name)
         if self.is_durable:
