@@ -230,6 +230,36 @@ def test_as_many_elements_as_a_shard_has_may_leave_some_as_they_were(
     assert a[:].tolist() == [1, 3, 4, 5, 6, 7, 0, -1]
 
 
+class Counted(listing.IndexArrays):
+    """Index arrays that count how many of their blocks are looked at."""
+
+    n_taken = 0
+
+    def block(self, number):
+        self.n_taken += 1
+        return super().block(number)
+
+
+@pytest.mark.parametrize(("shard", "chunk"), [(50, 5), (500, 5), (500, 250)])
+def test_elements_in_any_order_are_looked_at_in_few_rounds(shard, chunk):
+    axes = GridAxis(1000, shard), GridAxis(1, 1)
+    layout = sts.make_layout((1000, 1), axes, (sts.make_level((chunk, 1)),))
+    index = RNG.permutation(1000)
+    around = orthogonal((slice(None), slice(None)), (1000, 1))
+    values, region = np.arange(1000), np.zeros((1000, 1), int)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(listing, "BLOCK_ELEMENTS", 100)
+        counted = Counted([index], [1000])
+        selection = Listed(counted, (1000, 1), around)
+        for (cell, _), part in written_parts(selection, layout, 80).cells(axes):
+            shard_region = region[cell * shard :][:shard]
+            assert part.covers(shard_region.shape)
+            part.assign(shard_region, values[:, None])
+    np.testing.assert_array_equal(region[index, 0], values)
+    # One to count, and one to sort out what there is room for: 840 elements at least.
+    assert counted.n_taken / counted.n_blocks <= 4
+
+
 def whole_part(index, most):
     """The part of an array of one shard, of two axes, where `index` lists rows."""
     axes = GridAxis(8, 8), GridAxis(2, 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import weakref
+from collections import Counter, deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from gpushard.selecting.expressions import orthogonal, points
 from gpushard.selecting.listing import IndexArrays
 from gpushard.selecting.portions import groups_of, objects_of
 from gpushard.selecting.selection import Listed, with_columns
+from gpushard.selecting.sorting_out import Room
 from tiny_bounds import tiny_bounds
 
 
@@ -133,9 +136,7 @@ def test_portions_of_what_was_sorted_out_are_those_of_what_was_not(
             for some in (
                 groups_of(selection, layout, most),
                 # A quarter is for marks.
-                groups_of(
-                    selection, layout, most * 4 // 3, element_nbytes=element_nbytes
-                ),
+                groups_of(selection, layout, most * 4 // 3, room=Room(element_nbytes)),
             )
         ]
     for (place, expected), (mine, some) in zip(*found, strict=True):
@@ -157,15 +158,23 @@ class Counted(IndexArrays):
         return super().block(number)
 
 
-def n_looks(index, most, element_nbytes=0, block=10):
+def n_looks(index, most, element_nbytes=0, block=10, cut=(20, 5), n_passes=1):
     """How often each block of an index array is looked at, on the average."""
-    layout = sts.make_layout((1000,), (GridAxis(1000, 20),), (sts.make_level((5,)),))
-    with tiny_bounds(block=block, counts_log2=16, few_looks=4):
+    shard, chunk = cut
+    layout = sts.make_layout(
+        (1000,), (GridAxis(1000, shard),), (sts.make_level((chunk,)),)
+    )
+    with tiny_bounds(block=block, counts_log2=16, few_more=3):
         around = orthogonal((slice(None),), (1000,))
         counted = Counted([index], [1000])
         selection = Listed(counted, (len(index),), around)
-        groups = groups_of(selection, layout, most, element_nbytes=element_nbytes)
-        n_portions = sum(len(list(group.portions())) for group in groups)
+        groups = groups_of(
+            selection, layout, most, room=Room(element_nbytes, n_passes=n_passes)
+        )
+        n_portions = 0
+        for group in groups:
+            for _ in range(n_passes):
+                n_portions += len(list(group.portions()))
     return counted.n_taken / counted.n_blocks, n_portions
 
 
@@ -213,10 +222,53 @@ def test_marks_of_shards_and_of_their_parts_are_held_in_the_room_for_them(monkey
     index = np.random.default_rng(0).permutation(1000)
     with tiny_bounds(block=500, counts_log2=16):
         selection = orthogonal((index,), (1000,))
-        groups = groups_of(selection, layout, 8, element_nbytes=700)
+        groups = groups_of(selection, layout, 8, room=Room(700))
         assert sum(len(list(group.portions())) for group in groups) == 200
     assert {len(nbytes) for nbytes in most_held} == {1, 2}
     assert max(map(sum, most_held)) <= 8 // 4 * 700
+
+
+@pytest.mark.parametrize("shard", [20, 100, 500])
+@pytest.mark.parametrize("n_kept", [0, 1, 3])
+def test_marks_that_kept_groups_need_are_held_in_the_room_of_all(
+    n_kept, shard, monkeypatch
+):
+    alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+    most_held = 0
+
+    def sort_out(*given):
+        nonlocal most_held
+        for found in sorting_out.sort_out(*given):
+            marks = found._marks
+            alive[id(marks)] = marks
+            most_held = max(most_held, sum(m.nbytes for m in alive.values()))
+            del marks
+            yield found
+
+    monkeypatch.setattr(portions, "sort_out", sort_out)
+    layout = sts.make_layout((1000,), (GridAxis(1000, shard),), (sts.make_level((5,)),))
+    index = np.random.default_rng(0).permutation(1000)
+    kept: deque[Any] = deque(maxlen=n_kept)
+    with tiny_bounds(block=500, counts_log2=16):
+        selection = orthogonal((index,), (1000,))
+        groups = groups_of(selection, layout, 40, room=Room(70, n_kept))
+        for group in groups:
+            blocks = group.blocks()
+            next(blocks)
+            kept.append(blocks if group.is_split else None)
+            del group, blocks
+    room = 40 // 4 * 70
+    assert room // 4 <= most_held <= (1 + n_kept) * room
+
+
+def test_blocks_are_sorted_out_sooner_where_portions_are_gone_through_again():
+    index = np.random.default_rng(0).permutation(1000)
+    few = {"element_nbytes": 10**4, "cut": (500, 250)}
+    looks, n_portions = n_looks(index, 100, **few)
+    assert n_portions == 4 * 3
+    assert looks > 6  # to count, for each shard, and for each inner chunk
+    # A quarter of the 100 is for marks.
+    assert n_looks(index, 100, **few, n_passes=4) == (2, 4 * 4 * 4)
 
 
 def test_cells_that_are_counted_together_are_sorted_out_together():
@@ -224,7 +276,7 @@ def test_cells_that_are_counted_together_are_sorted_out_together():
     index = np.random.default_rng(0).permutation(1000)
     with tiny_bounds(block=100, counts_log2=3):  # fifty shards, eight to a count
         selection = orthogonal((index,), (1000,))
-        groups = groups_of(selection, layout, 268, element_nbytes=10**4)
+        groups = groups_of(selection, layout, 268, room=Room(10**4))
         found = [columns(p, 0)[0] for group in groups for p in group.portions()]
     assert [len(np.unique(f // 20)) for f, *_ in found] == [8] * 5 + [10]
 
@@ -240,7 +292,7 @@ def test_an_index_array_that_changes_while_it_is_sorted_out_is_an_error(value):
     index = np.random.default_rng(0).permutation(1000)
     with tiny_bounds(block=500, counts_log2=16):
         selection = orthogonal((index,), (1000,))
-        groups = groups_of(selection, layout, 50, element_nbytes=50)
+        groups = groups_of(selection, layout, 50, room=Room(50))
         next(groups)  # of a third of the elements
         index[:] = value
         with pytest.raises(SelectionError, match="was changed"):

@@ -89,9 +89,9 @@ def test_what_is_read_in_rounds_is_what_numpy_gives(place, way, drawn, block, le
     np.testing.assert_array_equal(on_host(found), expected)
 
 
-def counts(a, key, *, least, few_looks=100):
+def counts(a, key, *, least, few_more=100):
     """What reading elements of the first axis takes, `least` of them a round."""
-    with tiny_bounds(least=least, counts_log2=16, few_looks=few_looks):
+    with tiny_bounds(least=least, counts_log2=16, few_more=few_more):
         report = a.explain(key)
     return report.n_shards, report.n_inner_chunks, report.n_payload_requests
 
@@ -113,7 +113,7 @@ def test_rounds_read_each_inner_chunk_once_and_ask_for_no_more(store, tmp_path):
     assert (n_shards, n_chunks) == (40, 200)
     assert n_requests <= at_once[2] + 40
     # A quarter of the 134 is for the marks of what is sorted out.
-    sorted_out = counts(a, order, least=134, few_looks=0)
+    sorted_out = counts(a, order, least=134, few_more=-1)
     assert sorted_out == (n_shards, n_chunks, n_requests)
 
 

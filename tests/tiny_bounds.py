@@ -12,18 +12,19 @@ from gpushard.selecting import index_arrays, listing, portions
 
 @contextmanager
 def tiny_bounds(
-    block: int = 3, least: int = 4, counts_log2: int = 1, few_looks: int = 0
+    block: int = 3, least: int = 4, counts_log2: int = 1, few_more: int = -1
 ) -> Iterator[None]:
     """Let two elements be many, a block have `block`, a portion `least` of them.
 
-    `few_looks` at each block are too few for elements to be sorted out.
+    `few_more` looks at each block, besides one, are too few for elements to be sorted
+    out.
     """
     with ExitStack() as stack:
         for module, name, value in (
             (index_arrays, "KEPT_ELEMENTS", 1),
             (listing, "BLOCK_ELEMENTS", block),
             (portions, "_COUNTS_LOG2", counts_log2),
-            (portions, "_FEW_LOOKS", few_looks),
+            (portions, "_FEW_MORE_LOOKS", few_more),
             (rounds, "_LEAST_ELEMENTS", least),
             (rounds, "_ELEMENT_NBYTES", 1 << 40),
             (rounds, "_POINT_NBYTES", 1 << 40),

@@ -26,6 +26,7 @@ from gpushard.selecting.selection import (
     SliceAxis,
     with_columns,
 )
+from gpushard.selecting.sorting_out import Room
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
 
@@ -168,7 +169,7 @@ def _read_cut(
         for selection in group.portions():
             read(beside, [selection], [out])
 
-    for group in groups_of(listed, source.layout, most, element_nbytes=each_nbytes):
+    for group in groups_of(listed, source.layout, most, room=Room(each_nbytes)):
         if group.is_split:
             _read_unchanged(source, group, read_all)
         else:

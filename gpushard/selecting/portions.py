@@ -31,12 +31,19 @@ from gpushard.selecting.numbering import (
 )
 from gpushard.selecting.projection import cells_of_slice
 from gpushard.selecting.selection import Ints, Listed, Selection, SliceAxis
-from gpushard.selecting.sorting_out import MOST_GROUPS, SortedOut, sort_out
+from gpushard.selecting.sorting_out import (
+    MOST_GROUPS,
+    NO_ROOM,
+    Room,
+    SortedOut,
+    sort_out,
+)
 
 # Counts held at a time: 512 KiB.
 _COUNTS_LOG2 = 16
-# Sorting out and making elements of marks take as long as so many looks at all blocks.
-_FEW_LOOKS = 4
+# Sorting out and making elements of marks take as long as so many looks at all blocks,
+# besides the one that is needed anyhow.
+_FEW_MORE_LOOKS = 3
 # Part of the room of a portion for the marks of elements that are sorted out.
 _MARKS_SHARE = 4
 _MARK_NBYTES, _BOUND_NBYTES = 2, 4
@@ -87,9 +94,8 @@ class CellGroup(NamedTuple):
         Number of elements of all portions.
     numbers
         int64: the blocks of the listing that may have such elements.
-    element_nbytes
-        Room of each element of a portion, part of which marks may take instead. 0 if
-        nothing is to be sorted out.
+    room
+        Memory for marks that the portions have not given up yet.
     marks_nbytes
         Room for marks, which the portions have given up.
     """
@@ -102,7 +108,7 @@ class CellGroup(NamedTuple):
     high: int
     n_elements: int
     numbers: Ints
-    element_nbytes: int = 0
+    room: Room = NO_ROOM
     marks_nbytes: int = 0
 
     @property
@@ -129,7 +135,7 @@ class CellGroup(NamedTuple):
 
     def finer(self) -> Iterator[CellGroup]:
         """Groups of finer cells within a split group; none within the finest cells."""
-        inside = self._replace(fixed=(*self.fixed, self.low))
+        inside = self._alone()._replace(fixed=(*self.fixed, self.low))
         return inside.by_key() if len(inside.fixed) < len(self.keys) else iter(())
 
     def blocks(self) -> Iterator[ListedBlock]:
@@ -150,11 +156,9 @@ class CellGroup(NamedTuple):
         if looks.ends[-1] != self.n_elements:
             raise elements_changed()
         cuts = self._cuts(looks)
-        if self.element_nbytes or self.marks_nbytes:
-            n_looks = looks.n_of(self.low + (np.array(cuts) << shift))
-            if n_looks > _FEW_LOOKS * len(self.numbers):
-                yield from self.with_marks().sorted_out(looks)
-                return
+        if self._is_worth_sorting(looks, np.array(cuts)):
+            yield from self.with_marks().sorted_out(looks)
+            return
         for first, last in pairwise(cuts):
             yield from self._part(looks, first, last).settled()
 
@@ -164,6 +168,15 @@ class CellGroup(NamedTuple):
             yield from self.cut()
         elif self.n_elements:
             yield self
+
+    def _is_worth_sorting(self, looks: Looks, cuts: Ints) -> bool:
+        """Whether groups with these cuts would look at the blocks all too often."""
+        if not (self.room.element_nbytes or self.marks_nbytes):
+            return False
+        n_more = looks.n_of(self.low + (cuts << looks.shift)) - len(self.numbers)
+        if (np.diff(looks.ends[cuts]) > self.most).any():
+            n_more *= self.room.n_passes
+        return n_more > _FEW_MORE_LOOKS * len(self.numbers)
 
     def _cuts(self, looks: Looks) -> list[int]:
         """Where groups begin among the counts, and the last one ends."""
@@ -189,11 +202,15 @@ class CellGroup(NamedTuple):
         """The same with room for marks, and smaller portions."""
         if self.marks_nbytes:
             return self
-        given = self.most // _MARKS_SHARE
-        nbytes = given * self.element_nbytes
         return self._replace(
-            most=self.most - given, element_nbytes=0, marks_nbytes=nbytes
+            most=self.most - self.most // _MARKS_SHARE,
+            room=self.room._replace(element_nbytes=0),
+            marks_nbytes=self.most * self.room.element_nbytes // _MARKS_SHARE,
         )
+
+    def _alone(self) -> CellGroup:
+        """The same, whose marks are to take no memory but its own."""
+        return self._replace(room=self.room._replace(n_kept=0))
 
     def sorted_out(self, looks: Looks) -> Iterator[CellGroup]:
         """As `cut`; each block is looked at for many groups together."""
@@ -201,10 +218,13 @@ class CellGroup(NamedTuple):
         ends: Ints = looks.ends[cuts]
         is_split = np.diff(ends) > self.most
         # Groups that are split are sorted out once more, by finer cells. That takes few
-        # elements at a time, so there may be more looks at these.
+        # elements at a time, so there may be more looks at these. Marks are needed
+        # until others are made only by groups that are split.
         nbytes = self.marks_nbytes
         if is_split.any():
             nbytes -= nbytes // 4
+        else:
+            nbytes *= 1 + self.room.n_kept
         most = nbytes // (_MARK_NBYTES * self.listed.listing.n_marks)
         bounds_nbytes = _BOUND_NBYTES * len(self.numbers)
         most_groups = min(nbytes // _BOUNDS_SHARE // bounds_nbytes, MOST_GROUPS)
@@ -213,7 +233,9 @@ class CellGroup(NamedTuple):
             last = int(ends.searchsorted(int(ends[first]) + most, side="right")) - 1
             last = min(last, first + most_groups)
             if is_split[first:last].any() or last > first + 1:
-                left = self._replace(marks_nbytes=self.marks_nbytes - nbytes)
+                left = self._alone()._replace(
+                    marks_nbytes=max(0, self.marks_nbytes - nbytes)
+                )
                 yield from left.together(looks, cuts[first : last + 1])
             else:  # one portion, or more elements than there is room for
                 last = first + 1
@@ -308,15 +330,14 @@ def groups_of(
     layout: ArrayLayout,
     most: int,
     grids: Sequence[Sequence[GridAxis]] | None = None,
-    *,
-    element_nbytes: int = 0,
+    room: Room = NO_ROOM,
 ) -> Iterator[CellGroup]:
     """All elements of a selection, in portions of at most `most` elements.
 
     Shards are cut along `grids`, from coarse to fine; None means the grid of the
-    innermost inner chunks. A portion has `element_nbytes` bytes of memory for each of
-    its elements. Some of it may hold what was sorted out for several portions; with 0,
-    nothing is sorted out. Then no group may be kept while the next is made.
+    innermost inner chunks. Where `room` has memory for marks, elements may be
+    sorted out for several portions. Then no group may be kept while the next is made,
+    but those that `room` counts.
     """
     if grids is None:
         grids = [layout.inner_axes] if layout.levels else []
@@ -330,10 +351,16 @@ def groups_of(
     keys = [key for some in digits for key in numbers_of(some)]
     listing = listed.listing
     numbers = np.arange(listing.n_blocks)
-    if not listing.n_marks:
-        element_nbytes = 0
     yield from CellGroup(
-        listed, keys, most, (), 0, 0, listing.n_elements, numbers, element_nbytes
+        listed,
+        keys,
+        most,
+        (),
+        0,
+        0,
+        listing.n_elements,
+        numbers,
+        room if listing.n_marks else NO_ROOM,
     ).by_key()
 
 

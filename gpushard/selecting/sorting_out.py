@@ -8,7 +8,7 @@ group, and the elements of a group are made of its marks when it is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,29 @@ from gpushard.selecting.numbering import Ints, stable_order
 
 # Groups that are told apart in one look; their numbers have 16 bits.
 MOST_GROUPS = 1 << 16
+
+
+class Room(NamedTuple):
+    """Memory in which elements may be sorted out, and how often that saves a look.
+
+    Attributes
+    ----------
+    element_nbytes
+        That of each element of a portion, part of which marks may take instead. 0 if
+        nothing is to be sorted out.
+    n_kept
+        Number of split groups that may be kept while others are made, each with memory
+        of its own for a portion.
+    n_passes
+        How often the portions of a split group are gone through.
+    """
+
+    element_nbytes: int = 0
+    n_kept: int = 0
+    n_passes: int = 1
+
+
+NO_ROOM = Room()
 
 
 class SortedOut:

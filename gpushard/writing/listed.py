@@ -15,12 +15,15 @@ from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selecting.listing import TrueElements
 from gpushard.selecting.portions import groups_of
 from gpushard.selecting.selection import Listed
+from gpushard.selecting.sorting_out import Room
 from gpushard.source import Source
 from gpushard.writing.regions import Cell, InPortions, Part
 
 # Bytes per element while shards are written, besides 16 for each of its coordinates.
 _ELEMENT_NBYTES = 96
 _LEAST_ELEMENTS = 1 << 14
+# A part is looked at to tell whether it covers its region, and to copy its values.
+_PASSES = 4
 # Portions are cut by a number for each shard of the grid.
 _MOST_SHARDS = 1 << 62
 
@@ -38,18 +41,30 @@ def listed_cells(
     `can_be_cut` must be true of the array. If the user changed an index array or a mask
     meanwhile, that is a `SelectionError`.
     """
-    nbytes = _ELEMENT_NBYTES + 16 * listed.listing.n_axes
     # Those of a group that is cut, and of the objects that were cut from those before.
     share = source.options.memory_limit // 2 // (n_at_once + 1)
-    most = max(share // nbytes, _LEAST_ELEMENTS)
-    return written_parts(listed, source.layout, most).cells(source.layout.axes)
+    # Rounded up, so that as many elements as a power of two fit as many bytes.
+    most = max(-(-share // element_nbytes(listed)), _LEAST_ELEMENTS)
+    parts = written_parts(listed, source.layout, most, n_kept=n_at_once)
+    return parts.cells(source.layout.axes)
 
 
-def written_parts(listed: Listed, layout: ArrayLayout, most: int) -> InPortions:
-    """All listed elements, at most `most` of them at a time."""
+def element_nbytes(listed: Listed) -> int:
+    """Memory that each listed element takes while it is written."""
+    return _ELEMENT_NBYTES + 16 * listed.listing.n_axes
+
+
+def written_parts(
+    listed: Listed, layout: ArrayLayout, most: int, n_kept: int = 1
+) -> InPortions:
+    """All listed elements, at most `most` of them at a time.
+
+    The elements of `n_kept` shards may be kept while those of the next are gathered.
+    """
     if layout.ndim == 1:
         listed = listed._replace(around=None)
-    groups = partial(groups_of, listed, layout, most, _grids(layout))
+    room = Room(element_nbytes(listed), n_kept, _PASSES)
+    groups = partial(groups_of, listed, layout, most, _grids(layout), room)
     return InPortions(
         groups,
         portions=lambda: (p for group in groups() for p in group.portions()),
