@@ -51,8 +51,24 @@ def test_an_error_that_is_kept_keeps_no_threads(monkeypatch):
 
     monkeypatch.setattr(reading, "LOAD_NBYTES", 16)  # so that many reads are left
     failing = Loader(stored(FEW, (8,)), transform=transform)
-    mixed = Mix([many(), failing], weights=[9, 1])
+    mixed = Mix({"many": many(), "few": failing}, weights={"many": 9, "few": 1})
     with pytest.raises(KeyError) as raised:
         list(mixed)
     wait_for_no_threads()
     assert raised.value.args == ("mine",)
+    assert raised.value.__notes__[-1] == "in loader few of a mix"
+
+
+def test_an_error_of_a_read_names_its_samples_and_their_loader(tmp_path):
+    z = zarr.create_array(tmp_path, shape=FEW.shape, chunks=(8,), dtype="i4")
+    z[...] = FEW
+    (tmp_path / "c/0").write_bytes(b"no zstd")
+    damaged = Loader(gpushard.open_array(tmp_path), batch_size=4)
+    with (
+        Mix([many(), damaged]) as mixed,
+        pytest.raises(gpushard.CorruptShardError) as raised,
+    ):
+        list(mixed)
+    samples, loader = raised.value.__notes__
+    assert samples.startswith("while a loader read samples 0, 1, 2, 3")
+    assert loader == "in loader 1 of a mix"

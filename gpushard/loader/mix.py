@@ -216,6 +216,9 @@ class Mix:
                         raise self._nothing_left(k) from None
                     iterators[k], begun_again = self._again(k), k
                 continue
+            except Exception as error:
+                error.add_note(f"in loader {self._names[k]} of a mix")
+                raise
             step, begun_again = step + 1, None
             self._standing = Standing(epoch, step)
             yield (batch, self._names[k]) if self._return_source else batch
