@@ -15,13 +15,13 @@ from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import DOCUMENTS, load_array
+from gpushard.moving.watch import watched_source
 from gpushard.nearby import hinting
 from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import parsed_dtype
 from gpushard.reading.results import ReadRequest, read_new, read_on_host, read_single
 from gpushard.report import CodecPlacement, ReadReport, Tally
-from gpushard.rolling.watch import watched_source
 from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, Parse, as_numpy_would
 from gpushard.selecting.selection import ParsedSelection, n_elements

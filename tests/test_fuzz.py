@@ -25,8 +25,8 @@ from gpushard.converting.mark import ConversionMark
 from gpushard.devices.scattering import targets as devices_target
 from gpushard.formats import numcodecs_chain, v3
 from gpushard.fused import boxes, choice
+from gpushard.moving.watch import Watch
 from gpushard.planning import index
-from gpushard.rolling.watch import Watch
 from gpushard.source import Source
 from gpushard.stores.writers import ObjectWriter
 from gpushard.writing import in_place

@@ -25,7 +25,7 @@ WALK = (
     ("pools", "work_queue", "arguments", "write_options", "quiet", "zarr_thread"),
     ("options", "report", "workers", "damage", "attributes"),
     ("layout", "pages"),
-    ("selecting", "stores.base", "rolling.window"),
+    ("selecting", "stores.base"),
     ("codecs.base",),
     ("planning", "codecs.blosc_frame"),
     ("memory", "devices", "stores", "codecs"),
@@ -33,7 +33,7 @@ WALK = (
     ("formats", "stored"),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
-    ("nearby", "listed", "rolling.watch", "fetching"),
+    ("nearby", "listed", "moving", "fetching"),
     ("placing",),
     ("fused",),
     ("reading",),
@@ -60,7 +60,7 @@ PURE = {
     "planning",
     "inspection.columns",
     "inspection.findings",
-    "rolling.window",
+    "moving.window",
 }
 IMPURE_STDLIB = {
     "asyncio",

@@ -16,7 +16,7 @@ from zarr.storage import FsspecStore, MemoryStore, WrapperStore, ZipStore
 import gpushard
 from gpushard.inspection.verify import verify_array
 from gpushard.listed import coordinate_of, each_of, listed_coordinates
-from gpushard.rolling.watch import watched
+from gpushard.moving.watch import watched
 from gpushard.stores import base
 from gpushard.stores.local import store as local
 from gpushard.stores.zarr import fsspec_store

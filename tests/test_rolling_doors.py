@@ -11,9 +11,9 @@ from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
 from device_fetch_cases import emulated
+from gpushard.moving.watch import watched
 from gpushard.rolling import RollingArray, RollingView
 from gpushard.rolling.reader import RollingReader
-from gpushard.rolling.watch import watched
 from gpushard.stores.local.store import LocalStore
 from rolling_arrays import rolling, steps
 

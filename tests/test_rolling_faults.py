@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import gpushard
+from gpushard.moving import watch
 from gpushard.options import MIB, Options
 from gpushard.reading import rounds
-from gpushard.rolling import RollingArray, reader, watch
+from gpushard.rolling import RollingArray, reader
 from gpushard.rolling import steps as rolling_steps
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.local.files import FileWriter

@@ -14,7 +14,8 @@ import pytest
 from zarr.storage import MemoryStore
 
 import gpushard
-from gpushard.rolling import RollingArray, watch
+from gpushard.moving import watch
+from gpushard.rolling import RollingArray
 from gpushard.rolling.steps import Steps
 from rolling_arrays import (
     PLAIN,

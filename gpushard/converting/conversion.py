@@ -32,8 +32,8 @@ from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.pieces import least_beside_columns
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
+from gpushard.moving.watch import watched_source
 from gpushard.options import Options
-from gpushard.rolling.watch import watched_source
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local.files import FileWriter

@@ -9,12 +9,12 @@ from gpushard.arguments import flag, integer
 from gpushard.array import store_and_path
 from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
+from gpushard.moving.window import relative_key
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling import rolls
 from gpushard.rolling.creation import refuse_untaggable, rolling_attributes
 from gpushard.rolling.reader import RollingReader
 from gpushard.rolling.steps import Steps
-from gpushard.rolling.window import relative_key
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
 from gpushard.stores.resolve import address, from_address

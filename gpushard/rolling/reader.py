@@ -16,11 +16,11 @@ from gpushard.hierarchies.documents import V2_ARRAY, join
 from gpushard.layout import ArrayLayout
 from gpushard.memory.known import IndexCache
 from gpushard.metadata import load_array
+from gpushard.moving.watch import watched
+from gpushard.moving.window import Window
 from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.rolling.view import RollingView, source_over
-from gpushard.rolling.watch import watched
-from gpushard.rolling.window import Window
 from gpushard.selecting.expressions import basic
 from gpushard.selecting.indexer import Indexer, Parse
 from gpushard.source import Source

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpushard.arguments import integer, whole_number
 from gpushard.errors import SelectionError, StoreError, WindowMovedError
+from gpushard.moving.window import Window
 from gpushard.rolling.steps import Steps
-from gpushard.rolling.window import Window
 
 Moved = tuple[Window, Window]
 """Window before the change, and window after it."""

@@ -17,9 +17,9 @@ from gpushard.errors import StoreError, UnsupportedError
 from gpushard.formats.origins import moved_document, rolling_members, tags_of
 from gpushard.hierarchies.documents import V3_DOCUMENT, decode_document, join
 from gpushard.metadata import parse_document
+from gpushard.moving.window import Coordinate, Window
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
-from gpushard.rolling.window import Coordinate, Window
 from gpushard.selecting.expressions import basic
 from gpushard.selecting.selection import ParsedSelection
 from gpushard.source import Source

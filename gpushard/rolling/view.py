@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpushard.array import Array
 from gpushard.memory.known import IndexCache, IndexKey, KnownIndex
-from gpushard.rolling.window import Window, relative_key
+from gpushard.moving.window import Window, relative_key
 from gpushard.selecting.expressions import basic
 from gpushard.selecting.indexer import Indexer
 from gpushard.source import Source

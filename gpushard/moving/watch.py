@@ -13,8 +13,8 @@ from gpushard.errors import ObjectChangedError, WindowMovedError
 from gpushard.hierarchies.documents import V3_DOCUMENT
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import load_array
+from gpushard.moving.window import Window
 from gpushard.options import Options
-from gpushard.rolling.window import Window
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, Store
 from gpushard.stores.local.store import LocalStore
