@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import gpushard
 from damaged_arrays import on_host, opened
-from gpushard import ObjectChangedError
+from gpushard import ObjectChangedError, SelectionError
 from gpushard.errors import ObjectDeletedError
 from gpushard.reading import read, results, rounds
 from gpushard.selecting import expressions
+from gpushard.selecting.portions import CellGroup
 from strategies import slices
 from tiny_bounds import tiny_bounds
 
@@ -124,6 +125,60 @@ def test_elements_of_one_inner_chunk_that_are_too_many_cost_it_once_a_round(tmp_
     assert counts(a, index, least=250) == (4, 4, 4)
     with tiny_bounds(least=250):
         np.testing.assert_array_equal(a.oindex[index], index)
+
+
+@pytest.fixture
+def swapped_after_a_round(monkeypatch):
+    """An index array of which 3 and 133 change places after the first round."""
+    index = np.random.default_rng(4).permutation(400)
+    both = np.flatnonzero(np.isin(index, [3, 133]))
+    n_rounds = []
+    blocks = CellGroup.blocks
+
+    def swapping(self):
+        for block in blocks(self):
+            yield block
+            n_rounds.append(1)
+            if len(n_rounds) == 1:
+                index[both] = index[both[::-1]]
+
+    monkeypatch.setattr(CellGroup, "blocks", swapping)
+    return index, both
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("kind", ["oindex", "vindex"])
+def test_elements_that_change_places_between_two_rounds_are_an_error(
+    kind, joined, tmp_path, swapped_after_a_round
+):
+    """Each round then has as many elements as were counted, but one is never read."""
+    index, both = swapped_after_a_round
+    places = [tmp_path / "0", tmp_path / "1"] if joined else [tmp_path]
+    for k, place in enumerate(places):
+        values = np.arange(400, dtype="i4")[k * 200 :][: 400 // len(places)]
+        put(place, values, shards=(40,), chunks=(20,))
+    arrays = [gpushard.open_array(place, device="cpu") for place in places]
+    a = gpushard.concat(arrays) if joined else arrays[0]
+    before = index[both].tolist()
+    with (
+        tiny_bounds(block=400, least=54, counts_log2=16, few_more=100),
+        pytest.raises(SelectionError, match="was changed"),
+    ):
+        getattr(a, kind)[index]
+    assert index[both].tolist() == before[::-1]
+
+
+def test_each_place_of_elements_that_were_sorted_out_is_read(
+    tmp_path, swapped_after_a_round
+):
+    put(tmp_path, np.arange(400, dtype="i4"), shards=(40,), chunks=(20,))
+    a = gpushard.open_array(tmp_path, device="cpu")
+    index, both = swapped_after_a_round
+    with tiny_bounds(block=400, least=54, counts_log2=16, few_more=-1):
+        found = a.oindex[index]
+    assert found[both].tolist() == [3, 3]  # each as the index was when it was read
+    others = np.setdiff1d(np.arange(400), both)
+    np.testing.assert_array_equal(found[others], index[others])
 
 
 def n_batches(monkeypatch, a, selections, expected):

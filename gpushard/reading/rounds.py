@@ -16,6 +16,7 @@ import numpy as np
 from gpushard.errors import LimitError
 from gpushard.fetching.gone import deleted, replaced
 from gpushard.planning.axes import LONG_CELLS
+from gpushard.selecting.listing import elements_changed
 from gpushard.selecting.portions import CellGroup, groups_of, objects_of
 from gpushard.selecting.selection import (
     IndexAxis,
@@ -165,32 +166,43 @@ def _read_cut(
     most = max(room // each_nbytes, _LEAST_ELEMENTS)
     beside = _beside(source, limit // 2)
 
-    def read_all(group: CellGroup) -> None:
-        for selection in group.portions():
-            read(beside, [selection], [out])
+    def read_all(group: CellGroup) -> int:
+        places = 0
+        for block in group.blocks():
+            read(beside, [listed.taking(block)], [out])
+            places += int(block.out_index.sum())
+        return places
 
+    # If another thread moves an element of the user's arrays from one group to another
+    # between their rounds, both may have as many elements as were counted.
+    expected, places = listed.listing.sum_of_places, 0
     for group in groups_of(listed, source.layout, most, room=Room(each_nbytes)):
         if group.is_split:
-            _read_unchanged(source, group, read_all)
+            places += _read_unchanged(source, group, read_all)
         else:
-            read_all(group)
+            places += read_all(group)
         del group  # it may hold the marks of many groups while the next are made
+    if expected is not None and places != expected:
+        raise elements_changed()
 
 
 def _read_unchanged(
-    source: Source, group: CellGroup, read_all: Callable[[CellGroup], None]
-) -> None:
+    source: Source, group: CellGroup, read_all: Callable[[CellGroup], int]
+) -> int:
     """Read a group of rounds; read again if a shard of it was replaced meanwhile.
+
+    Returns what `read_all` returned last: the sum of the places of what was read.
 
     Raises
     ------
     ObjectChangedError
         A shard was replaced during both attempts, or was deleted.
     """
+    places = 0
     for is_last in (False, True):
         objects = list(objects_of(group, source.layout))
         before = list(_versions(source, objects))
-        read_all(group)
+        places = read_all(group)
         is_same = True
         after = _versions(source, objects)
         for coordinate, was, now in zip(objects, before, after, strict=True):
@@ -205,7 +217,8 @@ def _read_unchanged(
                 raise replaced(source, key)
             is_same = False
         if is_same:
-            return
+            break
+    return places
 
 
 def _versions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,29 +87,35 @@ def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None
     return axis.within(start, stop)
 
 
+class _Found(NamedTuple):
+    """What a look at the elements of a range found.
+
+    `blocks` are those that may have such elements, int64; `sum_of_places` is of where
+    the elements land.
+    """
+
+    blocks: Ints
+    n_elements: int
+    sum_of_places: int
+
+
 class Clipped:
     """The elements of a listing that have coordinates in a range along an axis.
 
-    Their coordinates along that axis count from `start`. Made by `clipped`, which knows
-    the blocks that have such elements, and the number of these elements.
+    Their coordinates along that axis count from `start`. Made by `clipped`.
     """
 
     def __init__(
-        self,
-        listing: Listing,
-        axis: int,
-        start: int,
-        stop: int,
-        blocks: Ints,
-        n_elements: int,
+        self, listing: Listing, axis: int, start: int, stop: int, found: _Found
     ) -> None:
         self._listing = listing
         self._axis, self._start, self._stop = axis, start, stop
-        self._blocks = blocks
+        self._blocks = found.blocks
         self.n_axes = listing.n_axes
         self.n_marks = listing.n_marks
-        self.n_blocks = len(blocks)
-        self.n_elements = n_elements
+        self.n_blocks = len(found.blocks)
+        self.n_elements = found.n_elements
+        self.sum_of_places = found.sum_of_places
 
     def block(self, number: int) -> ListedBlock:
         """Elements of a block; see `Listing`."""
@@ -152,16 +158,21 @@ def clipped(listing: Listing, axis: int, starts: Ints) -> Iterator[Clipped | Non
     Each range begins, and the last one ends, at `starts`: int64, shape (n_ranges + 1,),
     ascending.
     """
-    counts = np.zeros(len(starts) - 1, np.int64)
+    counts, sums = np.zeros((2, len(starts) - 1), np.int64)
     extremes = np.full((2, listing.n_blocks), -1, np.int64)
     for k in range(listing.n_blocks):
-        along = listing.block(k).coordinates[axis]
+        block = listing.block(k)
+        along = block.coordinates[axis]
         if len(along):
             extremes[:, k] = along.min(), along.max()
             nth = np.searchsorted(starts, along, side="right") - 1
             counts += np.bincount(nth, minlength=len(counts))
+            # A block has so few elements that its sums are exact as float64.
+            places = np.bincount(nth, block.out_index, minlength=len(counts))
+            sums += places.astype(np.int64)
     low, high = extremes
-    for n, start, stop in zip(counts.tolist(), starts, starts[1:], strict=False):
-        blocks = np.flatnonzero((low < stop) & (high >= start))
-        here = listing, axis, int(start), int(stop), blocks, n
-        yield Clipped(*here) if n else None
+    for n, places, (start, stop) in zip(
+        counts.tolist(), sums.tolist(), pairwise(starts.tolist()), strict=True
+    ):
+        found = _Found(np.flatnonzero((low < stop) & (high >= start)), n, places)
+        yield Clipped(listing, axis, start, stop, found) if n else None

@@ -54,6 +54,11 @@ class Listing(Protocol):
         ...
 
     @property
+    def sum_of_places(self) -> int | None:
+        """Sum of `out_index` over all elements; None if it is not known."""
+        ...
+
+    @property
     def n_axes(self) -> int:
         """Number of listed axes; each element has a coordinate along each."""
         ...
@@ -122,6 +127,7 @@ class IndexArrays:
         ]
         self._extents = extents
         self.n_elements = arrays[0].size if n_elements is None else n_elements
+        self.sum_of_places = _sum_below(self.n_elements)
         self.n_axes = len(arrays)
         self.n_blocks = -(-self.n_elements // BLOCK_ELEMENTS)
 
@@ -204,6 +210,7 @@ class TrueElements:
         ]
         self._before = np.append(0, np.cumsum(counts, dtype=np.int64))
         self.n_elements = int(self._before[-1])
+        self.sum_of_places = _sum_below(self.n_elements)
 
     def block(self, number: int) -> ListedBlock:
         """Elements of a block; see `Listing`."""
@@ -269,6 +276,11 @@ class TrueElements:
     def _range(self, number: int) -> tuple[int, int]:
         first = number * BLOCK_ELEMENTS
         return first, min(first + BLOCK_ELEMENTS, self._flat.n_elements)
+
+
+def _sum_below(n: int) -> int:
+    """Sum of the numbers from 0 to ``n - 1``."""
+    return n * (n - 1) // 2
 
 
 def all_of(listing: Listing) -> ListedBlock:

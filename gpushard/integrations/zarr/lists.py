@@ -61,6 +61,7 @@ class ChunkLists:
     """
 
     n_marks = 0  # zarr lists chunk by chunk, so elements need no sorting
+    sum_of_places = None
 
     def __init__(self, taken: Sequence[Taken]) -> None:
         self._taken = taken
