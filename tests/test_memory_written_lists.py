@@ -71,8 +71,9 @@ def test_a_write_to_listed_elements_stays_within_the_memory_limit(key, tmp_path)
     name, kind, chosen = KEYS[key]
     shape, cut = ARRAYS[name]
     zarr.create_array(tmp_path, shape=shape, dtype="u1", compressors=None, **cut)
-    # With more threads, more inner chunks of a shard are encoded together.
-    n_threads = 16 if name == "whole portions" else 1
+    # With more threads, more inner chunks of a shard are encoded together, and columns
+    # of more shards are held.
+    n_threads = 16 if name in {"whole portions", "row", "chunks"} else 1
     options = Options(memory_limit=LIMIT, threads=n_threads)
     a = gpushard.open_array(tmp_path, device="cpu", options=options)
     getattr(a, kind)[(0,) * a.ndim] = 0  # what is loaded once

@@ -36,7 +36,7 @@ from gpushard.writing.in_place import (
     recover,
     verifies,
 )
-from gpushard.writing.listed import can_be_cut, listed_cells
+from gpushard.writing.listed import can_be_cut, listed_cells, n_columns_at_once
 from gpushard.writing.on_device import DeviceValues, values_on_device
 from gpushard.writing.regions import Box, Cell, Part, part_of
 from gpushard.writing.shard import Region, StoredShard
@@ -81,10 +81,10 @@ def assign(
     cells, values = _cells_and_values(source, selection, value, device)
     session = WriteSession(source, writer)
     tasks = (partial(session.write, cell, Change(part, values)) for cell, part in cells)
-    # Threads hold columns over listed elements, which are counted for these threads.
-    is_listed = isinstance(selection, Listed)
-    n_threads = n_shards_at_once(source) if is_listed else n_waiting_at_once(source)
-    run_tasks(tasks, n_threads)
+    if isinstance(selection, Listed):
+        run_tasks(tasks, _n_listed_at_once(source, selection))
+    else:
+        run_tasks(tasks, n_waiting_at_once(source))
 
 
 def _cells_and_values(
@@ -98,7 +98,13 @@ def _cells_and_values(
     values = fitting_values(value, selection.shape, source.layout.dtype)
     around = selection.around
     laid = values.reshape(-1) if around is None else around.on_grid(values)
-    return listed_cells(source, selection, n_shards_at_once(source)), laid
+    n_at_once = _n_listed_at_once(source, selection)
+    return listed_cells(source, selection, n_at_once), laid
+
+
+def _n_listed_at_once(source: Source, listed: Listed) -> int:
+    """Shards to write at the same time whose threads hold columns of elements."""
+    return min(n_shards_at_once(source), n_columns_at_once(source, listed))
 
 
 def n_shards_at_once(source: Source) -> int:

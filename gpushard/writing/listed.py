@@ -33,6 +33,17 @@ def can_be_cut(source: Source) -> bool:
     return prod(axis.n_cells for axis in source.layout.axes) < _MOST_SHARDS
 
 
+def n_columns_at_once(source: Source, listed: Listed) -> int:
+    """Stored objects of which the least columns fit at the same time; at least one."""
+    least_nbytes = _LEAST_ELEMENTS * element_nbytes(listed)
+    return max(1, _room(source) // least_nbytes - 1)
+
+
+def _room(source: Source) -> int:
+    """Memory of the columns of all objects that are written, and of the next."""
+    return source.options.memory_limit // 2
+
+
 def listed_cells(
     source: Source, listed: Listed, n_at_once: int
 ) -> Iterator[tuple[Cell, Part]]:
@@ -42,7 +53,7 @@ def listed_cells(
     meanwhile, that is a `SelectionError`.
     """
     # Those of a group that is cut, and of the objects that were cut from those before.
-    share = source.options.memory_limit // 2 // (n_at_once + 1)
+    share = _room(source) // (n_at_once + 1)
     # Rounded up, so that as many elements as a power of two fit as many bytes.
     most = max(-(-share // element_nbytes(listed)), _LEAST_ELEMENTS)
     parts = written_parts(listed, source.layout, most, n_kept=n_at_once)
