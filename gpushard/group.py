@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    ItemsView,
+    Iterator,
+    Mapping,
+    ValuesView,
+)
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -95,10 +102,11 @@ class Group(Mapping[str, Array]):
 
     Iterating gives the names of the arrays directly below the group, and of broken
     nodes there; `groups` has the names of the groups. An array is opened when it is
-    asked for; a broken node then raises its error.
+    asked for, as it is then; a broken node raises its error.
 
     Without consolidated metadata, the first question for names lists the store and
-    reads the documents of all children. Web servers cannot list; arrays and groups are
+    reads the documents of all children. `items` and `values` do so each time, and open
+    the arrays without asking again. Web servers cannot list; arrays and groups are
     then found by name only, and asking for names raises a `StoreError`.
 
     Parameters
@@ -172,21 +180,34 @@ class Group(Mapping[str, Array]):
                 place,
                 use_consolidated=None if self._reads_consolidated else False,
             )
-        return Group(
-            self._store,
-            document,
-            self._device,
-            self._options,
-            self._reads_consolidated,
-        )
+        return self._over(document, self._device)
 
     def on_host(self) -> Group:
         """The same group, with its arrays on the host."""
-        document = self._document
-        if self._contents is not None:
-            document = replace(document, contents=self._contents)
+        return self._over(self._document, "cpu")
+
+    def as_listed(self) -> Group:
+        """The same group with what lies below it now, whose arrays open at once.
+
+        Their documents are not read again: it is for a use that follows.
+        """
+        if self._document.known is not None:
+            return self
+        with naming(self._store, self.path):
+            contents = self._document.looked_up()
+        return self._over(replace(self._document, contents=contents), self._device)
+
+    def _over(self, document: GroupDocument, device: str | Device) -> Group:
         how = self._options, self._reads_consolidated
-        return Group(self._store, document, "cpu", *how)
+        return Group(self._store, document, device, *how)
+
+    def items(self) -> ItemsView[str, Array]:
+        """Names and arrays directly below the group, as they are now."""
+        return ItemsView(self.as_listed())
+
+    def values(self) -> ValuesView[Array]:
+        """Arrays directly below the group, as they are now."""
+        return ValuesView(self.as_listed())
 
     def __getitem__(self, name: str) -> Array:
         with naming(self._store, self._join(name)):
@@ -205,7 +226,7 @@ class Group(Mapping[str, Array]):
                 hint=f"open it with group({name!r})",
             ) from error
         except NotFoundError as error:
-            names = self._names_as_hint()
+            names = [other for other in self._names_as_hint() if other != name]
             raise NoSuchArrayError(
                 f"the group has no array {name!r}",
                 array_path=self.path,
@@ -214,7 +235,8 @@ class Group(Mapping[str, Array]):
 
     def _found(self, name: str) -> ArrayLayout:
         self._refuse_broken(name)
-        contents, place = self._contents, self._join(name)
+        # Not of `_contents`: the array may be another one since they were listed.
+        contents, place = self._document.known, self._join(name)
         known = None
         if contents is not None:
             known = contents.documents.get(name.strip("/"))
@@ -321,6 +343,8 @@ def node_at(store: Store, path: str, options: Options) -> ArrayLayout | Group:
 def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
     """`top` and all groups below it, by relative path, each before its children.
 
+    Each is as it is listed when its turn comes.
+
     A group below that cannot be opened or listed is represented by its error.
 
     Raises
@@ -333,7 +357,7 @@ def walk(top: Group) -> Iterator[tuple[str, Group | GpushardError]]:
     while waiting:
         path, opened = waiting.pop()
         try:
-            here = opened()
+            here = opened().as_listed()
             names = here.groups
         except GpushardError as error:
             if not path:

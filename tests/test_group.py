@@ -267,41 +267,6 @@ def test_what_is_damaged_of_a_consolidated_group_below_is_told_there(place):
         below.group("deeper")
 
 
-class Listing(LocalStore):
-    """A store that notes what it is asked to list."""
-
-    asked = ()
-
-    def list_children(self, prefix):
-        self.asked += (prefix,)
-        return super().list_children(prefix)
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_group_is_listed_only_for_its_names_and_once(tmp_path, zarr_format):
-    root = zarr.create_group(tmp_path, zarr_format=zarr_format)
-    root.create_array("a", shape=(3,), dtype="u1")
-    root.create_group("below").create_array("deep", shape=(2,), dtype="f8")
-    (tmp_path / "broken").mkdir()
-    name = ".zarray" if zarr_format == 2 else "zarr.json"
-    (tmp_path / "broken" / name).write_text("{}")
-    store = Listing(tmp_path)
-    g = gpushard.open_group(store)
-    assert g["a"].shape == (3,)
-    assert g.group("below")["deep"].shape == (2,)
-    assert all(name in g for name in ("a", "broken", "below/deep"))
-    assert "absent" not in g
-    assert store.asked == ()
-    assert "below" not in g  # as an array it would tell what it has
-    store.asked = ()
-    for _ in range(2):
-        assert (list(g), g.groups) == (["a", "broken"], ("below",))
-        assert all(name in g for name in ("a", "broken", "below/deep"))
-        assert not any(name in g for name in ("absent", "below"))
-        assert "'broken'" in repr(g)
-    assert store.asked == ("",)
-
-
 @pytest.mark.parametrize("name", ["..", "a\0b", "n" * 300])
 def test_a_name_that_no_file_can_have_is_not_in_a_group(place, name):
     assert name not in gpushard.open_group(place)
@@ -318,14 +283,6 @@ def test_an_array_whose_document_cannot_be_read_is_in_a_group_as_among_its_names
         assert "a" in g
         assert list(g) == ["a"]
         assert "a" in g
-
-
-def test_a_listing_serves_the_same_group_on_the_host(tmp_path):
-    zarr.create_group(tmp_path).create_array("a", shape=(3,), dtype="u1")
-    store = Listing(tmp_path)
-    g = gpushard.open_group(store)
-    assert list(g) == list(g.on_host()) == ["a"]
-    assert store.asked == ("",)
 
 
 def test_a_name_that_is_absent_is_told_although_the_store_cannot_be_listed(place):

@@ -196,6 +196,7 @@ def _why_not_counted(source: Source) -> str | None:
 
 def _group_facts(group: Group) -> dict[str, Any]:
     try:
+        group = group.as_listed()
         names, why = list(group), None
         groups = group.groups
     except StoreError as error:

@@ -195,9 +195,8 @@ class _GroupStore(AbstractDataStore):
 
     def get_variables(self) -> dict[str, Variable]:
         """A lazy variable for each array, by name."""
-        arrays = {
-            name: self._group[name] for name in self._group if name not in self._dropped
-        }
+        group = self._group.as_listed()
+        arrays = {name: group[name] for name in group if name not in self._dropped}
         on_host = set(_referred_to(self._group.attrs))
         for name, array in arrays.items():
             on_host.update(_referred_to(array.attrs))

@@ -1,0 +1,83 @@
+"""`open_group`: when a group is listed, and what a listing serves."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import zarr
+
+import gpushard
+from gpushard.stores.local.store import LocalStore
+
+
+class Listing(LocalStore):
+    """A store that notes what it is asked to list, and counts its reads."""
+
+    asked = ()
+    n_reads = 0
+
+    def list_children(self, prefix):
+        self.asked += (prefix,)
+        return super().list_children(prefix)
+
+    def read(self, requests):
+        self.n_reads += 1
+        return super().read(requests)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_group_is_listed_only_for_its_names_and_once(tmp_path, zarr_format):
+    root = zarr.create_group(tmp_path, zarr_format=zarr_format)
+    root.create_array("a", shape=(3,), dtype="u1")
+    root.create_group("below").create_array("deep", shape=(2,), dtype="f8")
+    (tmp_path / "broken").mkdir()
+    name = ".zarray" if zarr_format == 2 else "zarr.json"
+    (tmp_path / "broken" / name).write_text("{}")
+    store = Listing(tmp_path)
+    g = gpushard.open_group(store)
+    assert g["a"].shape == (3,)
+    assert g.group("below")["deep"].shape == (2,)
+    assert all(name in g for name in ("a", "broken", "below/deep"))
+    assert "absent" not in g
+    assert store.asked == ()
+    assert "below" not in g  # as an array it would tell what it has
+    store.asked = ()
+    for _ in range(2):
+        assert (list(g), g.groups) == (["a", "broken"], ("below",))
+        assert all(name in g for name in ("a", "broken", "below/deep"))
+        assert not any(name in g for name in ("absent", "below"))
+        assert "'broken'" in repr(g)
+    assert store.asked == ("",)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_is_opened_as_it_is_and_not_as_it_was_listed(tmp_path, zarr_format):
+    def put(name, dtype):
+        root = zarr.open_group(tmp_path, mode="a", zarr_format=zarr_format)
+        root.create_array(name, shape=(2,), dtype=dtype, overwrite=True)[...] = 1
+
+    put("a", "i4")
+    put("b", "i4")
+    g = gpushard.open_group(tmp_path)
+    assert list(g) == ["a", "b"]
+    put("a", "f4")
+    put("c", "u1")
+    shutil.rmtree(tmp_path / "b")
+    assert g["a"][...].tolist() == g.on_host()["a"][...].tolist() == [1.0, 1.0]
+    assert {name: a.dtype for name, a in g.items()} == {"a": "f4", "c": "u1"}
+    assert [a.dtype for a in g.values()] == ["f4", "u1"]
+    with pytest.raises(gpushard.NotFoundError, match=r"no array 'b'.*; it has a"):
+        g["b"]
+
+
+def test_many_arrays_are_opened_with_one_listing(tmp_path):
+    root = zarr.create_group(tmp_path)
+    for name in "abc":
+        root.create_array(name, shape=(3,), dtype="u1")
+    store = Listing(tmp_path)
+    g = gpushard.open_group(store)
+    before = store.n_reads
+    assert [a.shape for a in g.values()] == [(3,)] * 3
+    assert store.asked == ("",)
+    assert store.n_reads == before + 1
