@@ -61,3 +61,17 @@ def test_a_group_below_is_found_in_the_consolidated_metadata_of_the_root(
     assert list(ours(tmp_path / "b", group="c")) == names
     tree = xr.open_datatree(tmp_path, engine="gpushard", group="b", consolidated=True)
     assert list(tree["c"].dataset) == ["a"]
+
+
+@pytest.mark.parametrize("group", [None, "/", "b", "/b/", "b/c"])
+def test_groups_have_the_names_that_they_have_with_other_engines(tmp_path, group):
+    made = xr.Dataset({"a": ("x", np.arange(4.0))})
+    tree = xr.DataTree.from_dict({"/": made, "/b": made * 2, "/b/c": made * 3})
+    tree.to_zarr(tmp_path, zarr_format=2)  # of v3, zarr warns about consolidated ones
+    want = xr.open_groups(tmp_path, engine="zarr", group=group)
+    got = xr.open_groups(tmp_path, engine="gpushard", group=group)
+    assert list(got) == list(want)
+    for name, dataset in want.items():
+        xr.testing.assert_identical(got[name], dataset)
+    below = xr.open_datatree(tmp_path, engine="gpushard", group=group)
+    assert below.identical(xr.open_datatree(tmp_path, engine="zarr", group=group))

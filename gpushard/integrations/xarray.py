@@ -111,20 +111,28 @@ class GpushardBackend(BackendEntrypoint):
     def open_groups_as_dict(
         self, filename_or_obj: Any, **parameters: Any
     ) -> dict[str, Dataset]:
-        """Dataset of each group at and below `group`, by its path from there.
+        """Dataset of each group at and below `group`, by its path.
 
-        Takes what `open_dataset` takes.
+        Takes what `open_dataset` takes. As with xarray's own engines, paths begin with
+        a slash, but are relative if `group` is given: "." is that group.
         """
-        opened, dropped, decoding = _opened(filename_or_obj, **parameters)
-        return {
-            f"/{path}": _dataset(below, dropped, decoding)
-            for path, below in all_groups(opened)
-        }
+        found = _datasets(filename_or_obj, **parameters)
+        if parameters.get("group"):
+            return {path or ".": dataset for path, dataset in found.items()}
+        return {f"/{path}": dataset for path, dataset in found.items()}
 
     def open_datatree(self, filename_or_obj: Any, **parameters: Any) -> DataTree:
         """Tree of the datasets that `open_groups_as_dict` gives."""
-        found = self.open_groups_as_dict(filename_or_obj, **parameters)
-        return DataTree.from_dict(found)
+        found = _datasets(filename_or_obj, **parameters)
+        return DataTree.from_dict({f"/{path}": ds for path, ds in found.items()})
+
+
+def _datasets(filename_or_obj: Any, **parameters: Any) -> dict[str, Dataset]:
+    """Dataset of each group at and below the one asked for, by its path from there."""
+    opened, dropped, decoding = _opened(filename_or_obj, **parameters)
+    return {
+        path: _dataset(below, dropped, decoding) for path, below in all_groups(opened)
+    }
 
 
 def _opened(  # noqa: PLR0913  what a caller may wish is a keyword each
