@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +28,32 @@ def run(*arguments, code=0):
 def run_json(*arguments, code=0):
     text = run(*arguments, "--json", code=code).stdout
     return json.loads(text, parse_constant=pytest.fail)
+
+
+def shell(*arguments, **options):
+    """A process that runs `gpushard` with these arguments."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "gpushard", *map(str, arguments)]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command, env=environment, text=True, **options)
+
+
+def ended(*arguments, **options):
+    """Exit status of such a process, and what it printed on stdout and stderr."""
+    process = shell(*arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@contextmanager
+def pipe_that_nobody_reads():
+    """The end to write to of a pipe whose reader has stopped reading."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
 
 
 def sentence(result) -> str:

@@ -6,15 +6,21 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import zarr
 
-from cli_runs import run, sentence, write_sample, write_shards
+from cli_runs import (
+    ended,
+    pipe_that_nobody_reads,
+    run,
+    sentence,
+    shell,
+    write_sample,
+    write_shards,
+)
 from gpushard.cli import files
 from gpushard.cli.failures import exit_status
 from warm_cli import WarmCli
@@ -60,19 +66,6 @@ def ended_warm(warm, arguments, stdout):
         return told.read(), warm.status()
 
 
-def shell(*arguments, **options):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "gpushard", *map(str, arguments)]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    return subprocess.Popen(command, env=environment, text=True, **options)
-
-
-def ended(*arguments, **options):
-    process = shell(*arguments, **options)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
-
-
 # stdout that takes nothing
 
 
@@ -92,16 +85,6 @@ def test_a_full_disk_behind_help_exits_with_2(option):
         code, _, told = ended(option, stdout=full)
     assert code == 2
     assert "standard output cannot be written" in told
-
-
-@contextmanager
-def pipe_that_nobody_reads():
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        yield writing
-    finally:
-        os.close(writing)
 
 
 # All commands print in one way, as the full disk has shown; here some of them do.
@@ -125,6 +108,17 @@ def test_damage_is_told_where_stderr_takes_nothing(sample, tmp_path):
         assert ended("read", array, stderr=full)[0] == 1
     with pipe_that_nobody_reads() as pipe:
         assert ended("read", array, stderr=pipe)[0] == 1
+
+
+@pytest.mark.parametrize("name", ["convert", "read", "verify"])
+def test_a_bar_that_stderr_does_not_take_ends_no_work(name, sample, tmp_path):
+    given = [*words(name, sample / "u", tmp_path), "--progress"]
+    with open("/dev/full", "w") as full:
+        assert ended(*given, stderr=full)[0] == 0
+    if name == "convert":
+        given.append("--overwrite")
+    with pipe_that_nobody_reads() as pipe:
+        assert ended(*given, stderr=pipe)[0] == 0
 
 
 @pytest.mark.parametrize("closed", [1, 2])

@@ -43,7 +43,9 @@ def exit_status(program: Callable[[], Any]) -> int:
         try:
             stream.flush()
         except OSError:
-            is_cut_off, status = True, status or EXIT_FAILED
+            is_cut_off = True
+            if stream is sys.stdout:  # of stderr only messages are lost
+                status = status or EXIT_FAILED
         if is_cut_off:
             # Otherwise Python would try to write the rest again, and exit with its own
             # status.

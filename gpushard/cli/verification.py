@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gpushard.cli.device_comparison import compare_devices
 from gpushard.cli.limits import limit_hint
 from gpushard.converting.mark import NAME, has_mark
+from gpushard.converting.progress import bar_console
 from gpushard.devices.find import find_device
 from gpushard.errors import GpushardError, LimitError, naming
 from gpushard.group import Group, node_at, walk
@@ -190,7 +191,6 @@ def _progress_bars(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
     if not shown:
         yield lambda _label, _total: lambda _n_objects, _nbytes: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -200,7 +200,7 @@ def _progress_bars(*, shown: bool) -> Iterator[Callable[[str, int], Progress]]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = bar_console()
     # A terminal shows the array in progress; a log gets all arrays in the end.
     is_live = console.is_terminal
     with Progress(*columns, console=console, transient=is_live) as bars:

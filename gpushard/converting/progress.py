@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import TextIOBase
+from typing import TYPE_CHECKING, TextIO, cast
 
 from gpushard.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Progress = bool | Callable[[int, int], None] | None
 """True shows a bar on stderr; a callable gets the bytes done and the bytes in all."""
@@ -43,7 +49,6 @@ def counted(total_nbytes: int, progress: Progress) -> Iterator[Advance]:
 
 @contextmanager
 def _bar(total_nbytes: int) -> Iterator[Advance]:
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -53,7 +58,44 @@ def _bar(total_nbytes: int) -> Iterator[Advance]:
     )
 
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+    with Progress(*columns, TimeRemainingColumn(), console=bar_console()) as bar:
         task = bar.add_task("", total=total_nbytes)
         yield lambda nbytes: bar.advance(task, nbytes)
+
+
+def bar_console() -> Console:
+    """Console for bars on stderr; of what stderr does not accept, nobody is told.
+
+    A full disk behind stderr, or a terminal that was closed, must not end the work.
+    """
+    from rich.console import Console
+
+    if sys.stderr is None:
+        return Console(stderr=True)
+    return Console(file=cast("TextIO", _Lossy(sys.stderr)))
+
+
+class _Lossy(TextIOBase):
+    """A stream that text is written to as far as `stream` accepts it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # of a stream it is a member
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
