@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from heapq import merge
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -302,12 +304,15 @@ class ConcatArray(NumpyLike):
     def _divided(
         self,
         selections: Sequence[_Chosen],
-        divide: Callable[[_Chosen, int, Ints], Iterator[_Chosen | None]],
+        divide: Callable[[_Chosen, int, Ints], Iterator[tuple[int, _Chosen]]],
     ) -> Iterator[tuple[Array, list[_Chosen], list[int]]]:
-        """As `shares`, of what `divide` gives each array of a selection."""
-        parts = [divide(one, self.axis, self._starts) for one in selections]
-        for array in self.arrays:
-            its = [*map(next, parts)]
-            mine = {i: part for i, part in enumerate(its) if part is not None}
-            if mine:
-                yield array, list(mine.values()), list(mine)
+        """As `shares`, of what `divide` gives the arrays of a selection."""
+
+        def parts(i: int) -> Iterator[tuple[int, int, _Chosen]]:
+            for number, part in divide(selections[i], self.axis, self._starts):
+                yield number, i, part
+
+        by_array = merge(*map(parts, range(len(selections))), key=itemgetter(0))
+        for number, its in groupby(by_array, itemgetter(0)):
+            _, which, mine = zip(*its, strict=True)
+            yield self.arrays[number], [*mine], [*which]

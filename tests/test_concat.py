@@ -16,8 +16,6 @@ from zarr.storage import MemoryStore
 import gpushard
 from gpushard.reading import joined
 from gpushard.selecting import expressions
-from gpushard.selecting.clipping import shares_of
-from gpushard.selecting.selection import IndexAxis, Orthogonal, Points
 from rolling_arrays import rolling
 from selection_strategies import (
     basic_keys,
@@ -93,32 +91,6 @@ def test_any_selection_equals_that_of_numpys_concatenation(axis, data):
     assert_same_bits(c[mask], full[mask])
     points = data.draw(point_keys(full.shape))
     assert_same_bits(c.read(expressions.points(points, full.shape)), full[points])
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_points_at_the_ends_of_arrays_are_of_one_array_each(axis):
-    along, other = np.array([4, 5, 6, 0, 13, 5]), np.arange(6)
-    coordinates = (along, other) if axis == 0 else (other, along)
-    points = Points(coordinates, np.arange(6), (6,))
-    starts = np.array([0, 5, 6, 9, 14])
-    found = list(shares_of(points, axis, starts))
-    assert found[2].coordinates[axis].tolist() == [0]
-    shares = zip(found, starts[:-1], strict=True)
-    placed = [(one.out_index, one.coordinates, start) for one, start in shares]
-    places = np.concatenate([out_index for out_index, _, _ in placed])
-    assert sorted(places) == list(range(6))
-    for out_index, own, start in placed:
-        assert_same_bits(own[axis] + start, along[out_index])
-        assert_same_bits(own[1 - axis], other[out_index])
-
-
-def test_an_array_without_a_listed_element_takes_no_part():
-    elements, places = np.array([1, 8]), np.arange(2)
-    points = Points((elements,), places, (2,))
-    rows = Orthogonal((IndexAxis(elements, places),), (2,))
-    for selection in (points, rows):
-        shares = list(shares_of(selection, 0, np.array([0, 5, 8, 9])))
-        assert [one is not None for one in shares] == [True, False, True]
 
 
 def test_it_reads_into_your_array_and_casts():

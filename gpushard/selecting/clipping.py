@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.selecting.listing import ListedBlock, Listing, Marks, elements_changed
+from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import (
     AxisSelection,
     IndexAxis,
@@ -24,52 +25,66 @@ from gpushard.selecting.selection import (
 
 def shares_of(
     wanted: ParsedSelection, axis: int, starts: Ints
-) -> Iterator[ParsedSelection | None]:
-    """Selection of each array; None for an array without a selected element.
+) -> Iterator[tuple[int, ParsedSelection]]:
+    """Number of each array with a selected element, ascending, and its selection.
 
     `wanted` is of all arrays as one. They are joined along `axis`, where each begins,
     and the last one ends, at `starts`: int64, shape (n_arrays + 1,).
     """
-    ranges = pairwise(starts.tolist())
     if not isinstance(wanted, Listed):
-        for start, stop in ranges:
-            yield share_of(wanted, axis, start, stop)
+        yield from shares_of_columns(wanted, axis, starts)
     elif wanted.around is None or wanted.axis == axis:
         along = axis if wanted.around is None else 0
-        for listing in clipped(wanted.listing, along, starts):
-            yield wanted._replace(listing=listing) if listing else None
+        for number, listing in enumerate(clipped(wanted.listing, along, starts)):
+            if listing is not None:
+                yield number, wanted._replace(listing=listing)
     else:
-        for start, stop in ranges:
-            around = _share_of_axes(wanted.around, axis, start, stop)
-            yield wanted._replace(around=around) if around else None
+        for number, around in shares_of_axes(wanted.around, axis, starts):
+            yield number, wanted._replace(around=around)
 
 
-def share_of(
-    selection: Selection, axis: int, start: int, stop: int
-) -> Selection | None:
-    """The part of a selection that lies in elements ``start:stop`` of an axis."""
-    if isinstance(selection, Points):
-        return _share_of_points(selection, axis, start, stop)
-    return _share_of_axes(selection, axis, start, stop)
+def shares_of_columns(
+    wanted: Selection, axis: int, starts: Ints
+) -> Iterator[tuple[int, Selection]]:
+    """As `shares_of`, of a selection that has all its elements in columns."""
+    if isinstance(wanted, Orthogonal):
+        yield from shares_of_axes(wanted, axis, starts)
+        return
+    # Of thousands of joined files, most reads need a few, and look at no others.
+    for number in distinct(homes(wanted.coordinates[axis], starts)).tolist():
+        begin, end = starts[number : number + 2].tolist()
+        yield number, _share_of_points(wanted, axis, begin, end)
 
 
-def _share_of_axes(
-    selection: Orthogonal, axis: int, start: int, stop: int
-) -> Orthogonal | None:
-    taken = _clipped(selection.axes[axis], start, stop)
-    if taken is None:
-        return None
-    axes = (*selection.axes[:axis], taken, *selection.axes[axis + 1 :])
-    return selection._replace(axes=axes)
+def shares_of_axes(
+    wanted: Orthogonal, axis: int, starts: Ints
+) -> Iterator[tuple[int, Orthogonal]]:
+    """As `shares_of`, of an orthogonal selection."""
+    along = wanted.axes[axis]
+    numbers: Iterable[int]
+    if isinstance(along, IndexAxis):
+        numbers = distinct(homes(along.element, starts)).tolist()
+    elif along.length:
+        first, last = homes(np.array([along.start, along.last]), starts).tolist()
+        numbers = range(first, last + 1)
+    else:
+        numbers = ()
+    for number in numbers:
+        begin, end = starts[number : number + 2].tolist()
+        taken = _clipped(along, begin, end)
+        if taken is not None:  # a slice may step over an array
+            axes = (*wanted.axes[:axis], taken, *wanted.axes[axis + 1 :])
+            yield number, wanted._replace(axes=axes)
 
 
-def _share_of_points(
-    selection: Points, axis: int, start: int, stop: int
-) -> Points | None:
+def homes(elements: Ints, starts: Ints) -> Ints:
+    """Number of the range that each element lies in."""
+    return np.searchsorted(starts, elements, side="right") - 1
+
+
+def _share_of_points(selection: Points, axis: int, start: int, stop: int) -> Points:
     along = selection.coordinates[axis]
     mine = np.flatnonzero((along >= start) & (along < stop))
-    if not len(mine):
-        return None
     coordinates = tuple(
         c[mine] - start if d == axis else c[mine]
         for d, c in enumerate(selection.coordinates)
@@ -81,8 +96,6 @@ def _clipped(axis: AxisSelection, start: int, stop: int) -> AxisSelection | None
     """The part of one axis in elements ``start:stop``, counted from `start`."""
     if isinstance(axis, IndexAxis):
         mine = np.flatnonzero((axis.element >= start) & (axis.element < stop))
-        if not len(mine):
-            return None
         return IndexAxis(axis.element[mine] - start, axis.out_index[mine])
     return axis.within(start, stop)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from gpushard.selecting.clipping import share_of
+from gpushard.selecting.clipping import homes, shares_of_columns
 from gpushard.selecting.numbering import Ints
 from gpushard.selecting.selection import Selection
 
@@ -73,13 +72,19 @@ PlannableSelection = Selection | Patches
 
 def parts_of(
     taken: PlannableSelection, axis: int, starts: Ints
-) -> Iterator[PlannableSelection | None]:
+) -> Iterator[tuple[int, PlannableSelection]]:
     """What is taken of each array of a concatenation; as `clipping.shares_of`."""
-    for start, stop in pairwise(starts.tolist()):
-        if isinstance(taken, Patches):
-            yield taken.within(axis, start, stop)
-        else:
-            yield share_of(taken, axis, start, stop)
+    if not isinstance(taken, Patches):
+        yield from shares_of_columns(taken, axis, starts)
+        return
+    first, length = np.broadcast_arrays(taken.first[axis], taken.length[axis])
+    begins, ends = homes(first, starts), homes(first + length - 1, starts) + 1
+    n_begun, n_ended = (np.bincount(n, minlength=len(starts)) for n in (begins, ends))
+    for number in np.flatnonzero(np.cumsum(n_begun - n_ended)).tolist():
+        begin, end = starts[number : number + 2].tolist()
+        part = taken.within(axis, begin, end)
+        if part is not None:  # an array may be empty
+            yield number, part
 
 
 def entries_of(column: Ints, which: Ints | slice) -> Ints:
