@@ -51,7 +51,12 @@ def absolute(path: str | Path) -> str:
         The path is relative to a working directory that was deleted.
     """
     try:
-        return os.path.abspath(path)
+        plain = os.path.abspath(path)
+        # It drops "link/..", where the system goes to the directory above the target.
+        if os.pardir not in Path(path).parts:
+            return plain
+        real = os.path.realpath(path)
+        return plain if os.path.realpath(plain) == real else real
     except FileNotFoundError as error:
         raise NotFoundError(
             "the working directory was deleted, and the path is relative to it",
