@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpushard.codecs.base import ArrayCodec, BytesCodec
+from gpushard.codecs.base import REGISTERED, ArrayCodec, BytesCodec
 from gpushard.layout import CodecSpec
 
 BYTES_CODECS = {
@@ -37,11 +37,14 @@ _ARRAY_CODECS = {
     "numcodecs.packbits": "numcodecs_filter:packbits_from_spec",
 }
 _ANY_BYTES_CODEC = "zarr_codec:zarr_bytes_codec"
+_REGISTERED_CODEC = "registered:from_spec"
 _TRANSPOSE = "transpose"
 
 
 def bytes_codec(spec: CodecSpec) -> BytesCodec:
     """Decoder of a bytes-to-bytes codec."""
+    if spec.name.startswith(REGISTERED):
+        return _factory(_REGISTERED_CODEC)(spec)
     return _factory(BYTES_CODECS.get(spec.name, _ANY_BYTES_CODEC))(spec)
 
 

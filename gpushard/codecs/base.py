@@ -41,6 +41,12 @@ FILTERS_OF_NUMCODECS = frozenset(
 )
 """Array-to-array codecs that encode each element to one element."""
 
+REGISTERED = "numcodecs:"
+"""Prefix of the names of codecs of Zarr v2 that only numcodecs' registry knows.
+
+Zarr v3 has no such codecs; those that it takes over from numcodecs are "numcodecs.lz4".
+"""
+
 PART_SHARE = 4
 """A part of at most one in so many bytes of an inner chunk is decoded alone."""
 

@@ -14,6 +14,7 @@ from zarr.core.buffer import cpu
 from zarr.core.dtype import get_data_type_from_json
 from zarr.registry import get_codec_class
 
+from gpushard.codecs.base import REGISTERED
 from gpushard.codecs.bytes import UNSIZED_KINDS
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.layout import CodecSpec, Elements
@@ -67,6 +68,13 @@ def array_spec(shape: tuple[int, ...], data_type: Any, fill_value: Any) -> Array
 
 def codec_object(spec: CodecSpec) -> Any:
     """Zarr's object for the codec that `spec` names, not yet fitted to an array."""
+    if spec.name.startswith(REGISTERED):
+        raise UnsupportedError(
+            "the codec is one of Zarr v2 that gpushard only decodes",
+            codec=spec.name,
+            json_path=spec.json_path,
+            hint="write to an array with other codecs",
+        )
     try:
         codec_class = get_codec_class(spec.name)
     except Exception as error:

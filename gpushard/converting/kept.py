@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from gpushard.codecs.base import REGISTERED
 from gpushard.converting.shapes import Shape, along_axes, chunk_shape, shard_shape
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats.new_document import ArrayArguments, data_type_of, new_document
@@ -108,7 +109,20 @@ def _codecs(layout: ArrayLayout, asked: TargetArguments) -> dict[str, Any]:
         given = asked.get(name, KEEP)
         if not (isinstance(given, str) and given == KEEP):
             codecs[name] = given
+        elif name == "compressors":
+            _refuse_unwritable(chain.bytes_bytes)
     return codecs
+
+
+def _refuse_unwritable(specs: Sequence[CodecSpec]) -> None:
+    for spec in specs:
+        if spec.name.startswith(REGISTERED):
+            raise UnsupportedError(
+                "Zarr v3 has no such codec as the source has",
+                codec=spec.name,
+                json_path=spec.json_path,
+                hint='choose others with compressors=, such as "auto"',
+            )
 
 
 def is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:

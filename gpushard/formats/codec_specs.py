@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 from gpushard.codecs import BYTES_CODECS
-from gpushard.codecs.base import FILTERS_OF_NUMCODECS
+from gpushard.codecs.base import FILTERS_OF_NUMCODECS, REGISTERED
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, unsupported, wrong
 from gpushard.layout import CodecSpec
@@ -90,13 +90,15 @@ def kind_of(name: str, json_path: str) -> Kind:
 
     A codec that builds arbitrary Python objects from stored bytes is a `MetadataError`.
     """
-    if name.rpartition(".")[2] in _EXECUTES_DATA:
+    if name.removeprefix(REGISTERED).rpartition(".")[2] in _EXECUTES_DATA:
         raise MetadataError(
             "the codec makes Python objects out of stored bytes",
             codec=name,
             json_path=json_path,
             hint="such arrays are never read",
         )
+    if name.startswith(REGISTERED):
+        return Kind.BYTES_BYTES
     known = _KINDS.get(name)
     return _registered_kind(name, json_path) if known is None else known
 
@@ -128,7 +130,8 @@ def _unknown(name: str, json_path: str) -> UnsupportedError:
         "unknown codec",
         codec=name,
         json_path=json_path,
-        hint="install the package that registers this codec with zarr",
+        hint="install the package that registers this codec with zarr (for an array of"
+        " Zarr v2, with numcodecs)",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpushard.codecs.base import REGISTERED
 from gpushard.errors import UnsupportedError
 from gpushard.formats.codec_specs import Kind, codec_list, kind_of
 from gpushard.formats.data_types import DataType, parse_data_type
@@ -99,8 +100,24 @@ def _spec(value: Any, json_path: str) -> CodecSpec:
     configuration = {key: item for key, item in fields.items() if key != "id"}
     if name == "shuffle":
         configuration.setdefault("elementsize", _SHUFFLE_ITEMSIZE)
-    prefix = "" if name in _OBJECT_FILTERS else "numcodecs."
-    return CodecSpec(f"{prefix}{name}", configuration, json_path)
+    return CodecSpec(_name_of(name, json_path), configuration, json_path)
+
+
+def _name_of(identifier: str, json_path: str) -> str:
+    """Name of a codec, whose id numcodecs knows it by."""
+    if identifier in _OBJECT_FILTERS:
+        return identifier
+    name = f"numcodecs.{identifier}"
+    try:
+        # In Zarr v2 each codec is given bytes, also those that make bytes of elements.
+        is_own = kind_of(name, json_path) is not Kind.ARRAY_BYTES
+    except UnsupportedError:
+        from gpushard.codecs.registered import is_registered
+
+        if not is_registered(identifier):
+            raise
+        is_own = False
+    return name if is_own else f"{REGISTERED}{identifier}"
 
 
 def _objects(
