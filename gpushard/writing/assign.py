@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.local.spool import Spool
+from gpushard.stores.local.visits import Visit
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.workers import run_tasks
 from gpushard.writing.changes import Change
@@ -41,7 +42,9 @@ from gpushard.writing.on_device import DeviceValues, values_on_device
 from gpushard.writing.regions import Box, Cell, Part, part_of
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.strategies import ShardUpdate, patch_of, refuse_unsuitable
+from gpushard.writing.together import groups, n_together, whole_objects
 from gpushard.writing.values import fitting_values
+from gpushard.writing.whole_cells import WholeCells
 
 # During a write a shard is held in its old, its new and its encoded form.
 _COPIES = 3
@@ -78,33 +81,24 @@ def assign(
     StoreError
         The store failed. Shards before this one may be written.
     """
-    cells, values = _cells_and_values(source, selection, value, device)
     session = WriteSession(source, writer)
-    tasks = (partial(session.write, cell, Change(part, values)) for cell, part in cells)
-    if isinstance(selection, Listed):
-        run_tasks(tasks, _n_listed_at_once(source, selection))
-    else:
-        run_tasks(tasks, n_waiting_at_once(source))
-
-
-def _cells_and_values(
-    source: Source, selection: ParsedSelection, value: Any, device: Device | None
-) -> tuple[Iterator[tuple[Cell, Part]], NDArray[Any] | DeviceValues]:
-    """Stored objects to write, each with its part, and the values of all parts."""
     # The host encodes listed elements, wherever their values lie.
-    if not isinstance(selection, Listed) or not can_be_cut(source):
+    if isinstance(selection, Listed) and can_be_cut(source):
+        values = fitting_values(value, selection.shape, source.layout.dtype)
+        around = selection.around
+        laid = values.reshape(-1) if around is None else around.on_grid(values)
+        # Threads hold columns over listed elements, counted for these threads.
+        n_threads = min(n_shards_at_once(source), n_columns_at_once(source, selection))
+        cells = listed_cells(source, selection, n_threads)
+        tasks = (
+            partial(session.write, cell, Change(part, laid)) for cell, part in cells
+        )
+    else:
         change = change_of(source, with_columns(selection), value, device)
-        return change.part.cells(source.layout.axes), change.values
-    values = fitting_values(value, selection.shape, source.layout.dtype)
-    around = selection.around
-    laid = values.reshape(-1) if around is None else around.on_grid(values)
-    n_at_once = _n_listed_at_once(source, selection)
-    return listed_cells(source, selection, n_at_once), laid
-
-
-def _n_listed_at_once(source: Source, listed: Listed) -> int:
-    """Shards to write at the same time whose threads hold columns of elements."""
-    return min(n_shards_at_once(source), n_columns_at_once(source, listed))
+        is_listed = isinstance(selection, Listed)
+        n_threads = n_shards_at_once(source) if is_listed else session.n_at_once
+        tasks = session.tasks(change, n_threads)
+    run_tasks(tasks, n_threads)
 
 
 def n_shards_at_once(source: Source) -> int:
@@ -166,20 +160,96 @@ class WriteSession:
                 hint="write with 'rewrite'",
             )
 
-    def write(self, coordinate: Cell, change: Change) -> None:
-        """Write to one stored object."""
+    @property
+    def n_at_once(self) -> int:
+        """Objects that are written at the same time."""
+        if isinstance(self.writer, FileWriter) and not self.writer.is_durable:
+            # Nothing is waited for. More threads would only take turns.
+            return n_shards_at_once(self.source)
+        return n_waiting_at_once(self.source)
+
+    def tasks(self, change: Change, n_threads: int) -> Iterator[Callable[[], None]]:
+        """Tasks for so many threads that together make a change to the array."""
+        writer, values = self.writer, change.values
+        if not isinstance(writer, FileWriter):
+            for cell, part in change.part.cells(self.source.layout.axes):
+                yield partial(self.write, cell, Change(part, values))
+            return
+        whole, rest = whole_objects(self.source, change)
+        if whole is not None and not isinstance(values, DeviceValues):
+            n = n_together(self.source, whole.n_cells, n_threads)
+            for start in range(0, whole.n_cells, n):
+                stop = min(start + n, whole.n_cells)
+                yield partial(self._write_whole, writer, whole, values, start, stop)
+        for cells in groups(self.source, rest, n_threads):
+            yield partial(self._write_all, writer, cells, values)
+
+    def write(
+        self, coordinate: Cell, change: Change, visit: Visit | None = None
+    ) -> None:
+        """Write to one stored object, with others of a `visit` to files."""
         key = self.source.key(coordinate)
         region = Region.of_object(self.source, coordinate)
         is_whole = change.part.covers(region.extents)
         try:
             if isinstance(self.writer, FileWriter):
-                with self.writer.locked(key) as file:
+                locked = (visit or self.writer).locked
+                with locked(key) as file:
                     self._write_file(file, region, change, is_whole=is_whole)
             elif is_whole:
                 self.writer.put(key, self.encoder.object_pieces(region, None, change))
             else:
                 update = partial(self._update, region, change)
                 self.writer.update(key, update, self.source.options.max_chunk_nbytes)
+        except GpushardError as error:
+            error.add_context(shard_key=key)
+            raise
+        finally:
+            self.source.indexes.drop_shard(coordinate)
+
+    def _write_all(
+        self,
+        writer: FileWriter,
+        cells: Sequence[tuple[Cell, Part]],
+        values: NDArray[Any] | DeviceValues,
+    ) -> None:
+        """Write to some files, one after the other."""
+        with writer.visit(names_later=not self.source.layout.levels) as visit:
+            for cell, part in cells:
+                self.write(cell, Change(part, values), visit)
+
+    def _write_whole(
+        self,
+        writer: FileWriter,
+        whole: WholeCells,
+        values: NDArray[Any],
+        start: int,
+        stop: int,
+    ) -> None:
+        """Replace files of one inner chunk each, which are encoded together."""
+        cells = whole.coordinates(start, stop)
+        coordinates = [*map(tuple, cells.T.tolist())]
+        try:
+            encoded = self.encoder.whole_objects(whole, cells, values)
+        except GpushardError as error:
+            if len(coordinates) == 1:
+                error.add_context(shard_key=self.source.key(coordinates[0]))
+                raise
+        else:
+            with writer.visit(names_later=True) as visit:
+                for coordinate, data in zip(coordinates, encoded, strict=True):
+                    self._replace(coordinate, data, visit)
+            return
+        # The error does not say which of them it is about.
+        for i in range(start, stop):
+            self._write_whole(writer, whole, values, i, i + 1)
+
+    def _replace(self, coordinate: Cell, data: Bytes | None, visit: Visit) -> None:
+        """Replace a file; None deletes it."""
+        key = self.source.key(coordinate)
+        try:
+            with visit.locked(key) as file:
+                file.replace(None if data is None else [data])
         except GpushardError as error:
             error.add_context(shard_key=key)
             raise

@@ -82,6 +82,23 @@ class Encoder:
         del pieces
         return [encode_bytes(around, joined)]
 
+    def whole_objects(
+        self, whole: WholeCells, cells: Ints, values: NDArray[Any]
+    ) -> list[Bytes | None]:
+        """Objects of one inner chunk each, of which every element is written.
+
+        `cells` has their coordinates. None for those that hold only the fill value.
+        """
+        self._refuse_shards()
+        layout = self.source.layout
+        found: list[Bytes | None] = [None] * cells.shape[1]
+        with self._crew.at_a_shard():
+            chunks = [whole.chunks(cells, values, layout)]
+            done = self._encoded(np.arange(len(found)), chunks)
+        for number, data in done.items():
+            found[number] = data
+        return found
+
     def empty_object(self, region: Region) -> Pieces:
         """Stored object in which every inner chunk is missing or all fill value."""
         layout = self.source.layout
@@ -175,16 +192,10 @@ class Encoder:
         order = np.argsort(
             payload_rank(region.index_shape, self.options.order)[entries]
         )
-        turned = (0, *(1 + axis for axis in layout.outer_order))
-
-        def chunks_at(cells: Ints) -> NDArray[Any]:
-            chunks = whole.elements(cells, values).transpose(turned)
-            return np.ascontiguousarray(chunks, layout.dtype)
-
         for first in range(0, len(order), n_batch):
             some = order[first : first + n_batch]
-            # No name keeps the inner chunks while the next ones are made.
-            yield self._encoded(entries[some], chunks_at(cells[:, some]))
+            chunks = [whole.chunks(cells[:, some], values, layout)]
+            yield self._encoded(entries[some], chunks)
 
     def _part_payloads(
         self, stored: StoredShard | None, batch: list[Cell]
@@ -350,10 +361,14 @@ class Encoder:
         if not rest:
             return
         batch[:] = [batch[i] for i in rest]
-        yield self._encoded(np.array(entries, np.int64)[rest], self._after(batch))
+        yield self._encoded(np.array(entries, np.int64)[rest], [self._after(batch)])
 
-    def _encoded(self, entries: Ints, chunks: NDArray[Any]) -> Payloads:
-        """Inner chunks in stored axes, along the first axis; none of fill values."""
+    def _encoded(self, entries: Ints, given: list[NDArray[Any]]) -> Payloads:
+        """Inner chunks in stored axes, along the first axis; none of fill values.
+
+        Takes them from the list, so that no name keeps them while they are encoded.
+        """
+        chunks = given.pop()
         kept = np.arange(len(chunks))
         if not self.options.write_empty_chunks:
             is_empty = are_fill(chunks, self.source.layout.fill_value)
@@ -363,8 +378,8 @@ class Encoder:
             # A view would keep the memory of those that are not stored.
             chunks = chunks[kept] if len(kept) < len(chunks) else chunks
         self.source.room.note_taken(_COPIES * chunks.nbytes)
-        given = [chunks]
-        del chunks  # no name keeps them while they are encoded
+        given.append(chunks)
+        del chunks
         stored, encoded = self._chunks.encode(given.pop(), self._crew.n_each)
         stored = kept[stored]
         return Payloads(entries[stored], encoded, np.delete(entries, stored))

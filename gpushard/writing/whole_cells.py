@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.layout import GridAxis
+from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.selecting.selection import Ints, SliceAxis
 from gpushard.writing.regions import Box, Part
 
@@ -67,11 +68,20 @@ class WholeCells:
             axes[d] = _cut(axis, begin, stop)
         return cls(axes, grid, spans, rest)
 
-    def coordinates(self) -> Ints:
-        """Coordinates of the whole cells, in C order: int64, shape (ndim, n_cells)."""
+    @property
+    def n_cells(self) -> int:
+        """Number of whole cells."""
+        return prod(end - first for first, end in self.spans)
+
+    def coordinates(self, start: int = 0, stop: int | None = None) -> Ints:
+        """Coordinates of the whole cells, in C order: int64, shape (ndim, n_cells).
+
+        Those from number `start` to `stop` only, if it is given.
+        """
         firsts = np.array([[first] for first, _ in self.spans], np.int64)
         counts = [end - first for first, end in self.spans]
-        return np.indices(counts, np.int64).reshape(len(counts), -1) + firsts
+        numbers = np.arange(start, self.n_cells if stop is None else stop)
+        return np.stack(np.unravel_index(numbers, counts)) + firsts
 
     def elements(self, cells: Ints, values: NDArray[Any]) -> NDArray[Any]:
         """The values for cells with these coordinates: shape (n_cells, *cell_shape)."""
@@ -85,6 +95,14 @@ class WholeCells:
             along - first for along, (first, _) in zip(cells, self.spans, strict=True)
         )
         return view[tuple(at)]
+
+    def chunks(
+        self, cells: Ints, values: NDArray[Any], layout: ArrayLayout
+    ) -> NDArray[Any]:
+        """The same as inner chunks: in stored axes, one after the other."""
+        turned = (0, *(1 + axis for axis in layout.outer_order))
+        chunks = self.elements(cells, values).transpose(turned)
+        return np.ascontiguousarray(chunks, layout.dtype)
 
 
 def _whole_span(part: SliceAxis, axis: GridAxis) -> Span:

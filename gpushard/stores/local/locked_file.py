@@ -34,16 +34,21 @@ def object_key_of(key: str) -> str:
     return key if found is None else f"{found[1] or ''}{found[2]}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LockedFile:
     """A file, by its name in a directory, that no other writer changes meanwhile.
 
     If it `is_durable`, the disk has the bytes that replace it before they get its name.
+    The name itself is durable when it is replaced, or, if `is_named_later`, at the end
+    of the visit. `may_have_note` is False once it is known that no write in place has
+    left a note: only the holder of the lock writes one.
     """
 
     directory: Directory
     name: str
     is_durable: bool = True
+    is_named_later: bool = False
+    may_have_note: bool = True
 
     @property
     def undo_name(self) -> str:
@@ -104,12 +109,14 @@ class LockedFile:
                 self.name, temporary, pieces, is_durable=self.is_durable, spool=spool
             )
         # The content that the note would restore has been replaced.
-        self.directory.unlink(self.undo_name)
-        if self.is_durable:
+        self.forget_note()
+        if self.is_durable and not self.is_named_later:
             self.directory.sync()
 
     def has_note(self) -> bool:
         """Whether a write in place is under way or was interrupted."""
+        if not self.may_have_note:
+            return False
         return self.directory.status(self.undo_name) is not None
 
     def drop_unfinished(self) -> None:
@@ -120,12 +127,15 @@ class LockedFile:
     def note(self, pieces: Pieces) -> None:
         """Save the bytes that undo a write in place, before the write starts."""
         temporary = name_beside(self.name, _NEW_UNDO)
+        self.may_have_note = True
         self._put(self.undo_name, temporary, pieces, is_durable=True)
         self.directory.sync()
 
     def forget_note(self) -> None:
         """Drop the bytes that undo a write in place, after the write is done."""
-        self.directory.unlink(self.undo_name)
+        if self.may_have_note:
+            self.directory.unlink(self.undo_name)
+            self.may_have_note = False
 
     def _put(
         self,
