@@ -25,7 +25,7 @@ from gpushard.stored import FACTS, StoredArray
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.checks import checked
 from gpushard.stores.held import HeldObjects
-from gpushard.stores.local.store import LocalStore
+from gpushard.stores.local.store import LocalStore, holds_plain_files
 
 # Threads decode this part of the limit side by side of text, whose size nothing tells
 # beforehand. Inner chunks that need more than a thread's share are decoded in turn.
@@ -100,7 +100,8 @@ class Source(StoredArray):
 
         Plain elements are read from files as fast. If the store cannot tell cheaply
         whether an object was replaced, its bytes have to be read anyway. Keys of the
-        cache are places in the index of a shard, so a shard must have exactly one.
+        cache are places in the index of a shard, so a shard must have exactly one; or
+        places in the grid of an array without shards.
         """
         layout, options = self.layout, self.options
         nbytes, is_shared = options.chunk_cache_nbytes, options.shares_chunk_cache
@@ -109,12 +110,13 @@ class Source(StoredArray):
         if (
             not nbytes
             or (is_shared and not least <= self.chunk_nbytes <= nbytes)
-            or len(layout.levels) != 1
+            or len(layout.levels) > 1
             or layout.object_codecs
             or self.chunk_shape is None
             or self.pipeline.is_raw
             or layout.dtype.kind in "OT"
             or not isinstance(self.store, LocalStore)
+            or not (layout.levels or holds_plain_files(self.store))
         ):
             return None
         share = SHARE if is_shared else None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,20 @@ class StoredArray:
     def chunk_shape(self) -> tuple[int, ...] | None:
         """Shape of every inner chunk; None in a rectilinear grid without shards."""
         return cell_shape(self.layout.inner_axes)
+
+    @cached_property
+    def object_strides(self) -> tuple[int, ...]:
+        """Distance of neighbours along each axis, in the numbers of `number_of`."""
+        strides: list[int] = []
+        step = 1
+        for axis in reversed(self.layout.axes):
+            strides.append(step)
+            step *= axis.n_cells
+        return (*reversed(strides),)
+
+    def number_of(self, coordinate: tuple[int, ...]) -> int:
+        """Number of a stored object, if all places are numbered in C order."""
+        return sum(map(mul, coordinate, self.object_strides))
 
     def shape_of(self, coordinate: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the inner chunk at `coordinate` of the grid of inner chunks."""

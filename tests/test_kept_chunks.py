@@ -20,7 +20,7 @@ import pytest
 import zarr
 from hypothesis import given, note
 from hypothesis import strategies as st
-from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 
 import gpushard
 from array_strategies import codec, stored_arrays
@@ -212,7 +212,10 @@ def test_uncompressed_inner_chunks_are_not_kept(tmp_path, options):
 
 
 def test_inner_chunks_without_a_place_in_one_index_are_not_kept(tmp_path, options):
-    z = zarr.create_array(tmp_path, shape=VALUES.shape, dtype="i4", chunks=(8, 8))
+    inner = ShardingCodec(chunk_shape=(8, 6), codecs=[BytesCodec(), ZstdCodec()])
+    nested = ShardingCodec(chunk_shape=(16, 12), codecs=[inner])
+    how = {"chunks": (32, 24), "serializer": nested, "compressors": None}
+    z = zarr.create_array(tmp_path, shape=VALUES.shape, dtype="i4", **how)
     z[...] = VALUES
     a = gpushard.open_array(tmp_path, options=options)
     assert a.source.chunks is None

@@ -168,12 +168,10 @@ def fetch_payload(
 
 def fetch_objects(
     source: Source, requests: Sequence[ByteRequest]
-) -> list[NDArray[np.uint8] | None]:
+) -> list[Fetched | None]:
     """Bytes of each range, of objects that are one inner chunk each.
 
-    Returns
-    -------
-    list of uint8 arrays, host; None if there is no such object.
+    None in place of an answer if there is no such object.
 
     Raises
     ------
@@ -182,8 +180,7 @@ def fetch_objects(
         came than its size tells.
     """
     if source.raw_strides is None:
-        answers = source.read(requests)
-        return [None if answer is None else answer.data for answer in answers]
+        return source.read(requests)
     # One byte more than expected is requested. If a store does not tell the size of an
     # object, the extra byte reveals an object that is too long, unless the byte may be
     # one of another object.
@@ -198,9 +195,7 @@ def fetch_objects(
     ]
 
 
-def _checked_raw(
-    source: Source, request: ByteRequest, answer: Fetched
-) -> NDArray[np.uint8]:
+def _checked_raw(source: Source, request: ByteRequest, answer: Fetched) -> Fetched:
     """Bytes of a range of an uncompressed chunk, whose size is checked."""
     wanted = (request.stop or 0) - request.start
     expected, got = source.chunk_nbytes, answer.object_nbytes
@@ -219,7 +214,7 @@ def _checked_raw(
         what = "an uncompressed chunk ends before its last element"
         hint = "read again; if that does not help, see what the store answers"
         raise _cut_off(source, request, len(answer.data), what, hint)
-    return answer.data[:wanted]
+    return answer._replace(data=answer.data[:wanted])
 
 
 def _measured(source: Source, key: str) -> int | None:
@@ -275,4 +270,5 @@ def fetch_wanted(
     """
     if source.layout.levels or source.is_held:
         return [*fetch_payload(source, requests)]
-    return fetch_objects(source, requests)
+    answers = fetch_objects(source, requests)
+    return [None if answer is None else answer.data for answer in answers]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 # Columns of a box:
 # - SOURCE, NBYTES: start and size of the encoded inner chunk.
-# - LOW, HIGH: start and stop of the bytes to fetch. Of a file that is not open yet, LOW
-#   says which it is (see `Opener`).
+# - LOW, HIGH: start and stop of the bytes to fetch.
 # - FILE: the file that they lie in. Places are byte offsets in that file, or addresses
 #   in memory if it is NO_FILE. FILLED: decoded elements in memory.
 # - OFFSET, TARGET, PART: where the box's first element lies in the decoded bytes, the
 #   address that it goes to, and the part of the plan, whose strides apply.
-# - ENTRY: place of the inner chunk in its index, or number of its file (only of boxes
-#   that the loops plan, and of files of one inner chunk).
+# - ENTRY: place of the inner chunk in its index, or number of its file, which says what
+#   to open (only of boxes that the loops plan, and of files of one inner chunk).
 # - KEEP: address of the memory that keeps the decoded inner chunk, or 0.
 # - LISTED: address of a list of elements, or 0.
 # - FIRST_LENGTH and on: length along each axis.

@@ -140,8 +140,7 @@ def hold_chunks(
     if cache is None or weight is None:
         return None
     may_drop = fits_cache(source, n_wanted)
-    # Larger reads keep as much as there is room for, but are not remembered.
-    keeps = may_drop or not cache.is_sparing or weight >= SPENT_ENOUGH
+    keeps = keeps_any(cache, weight, may_drop=may_drop)
     if not (keeps or len(cache)):
         return None
     n_boxes = ends.copy()
@@ -151,6 +150,14 @@ def hold_chunks(
     if n_left and keeps and (may_drop or cache.has_room):
         return _mark_claimed(holds, boxes, keys, may_drop=may_drop, weight=weight)
     return holds
+
+
+def keeps_any(cache: ChunkCache, weight: int, *, may_drop: bool) -> bool:
+    """Whether a read may keep inner chunks; one that does not still finds them.
+
+    Larger reads than fit keep as much as there is room for, but are not remembered.
+    """
+    return may_drop or not cache.is_sparing or weight >= SPENT_ENOUGH
 
 
 def are_kept_at_once(
@@ -183,7 +190,7 @@ def _is_long(n_chunks: int, chunk_us: float) -> bool:
 def short_weight(
     source: Source,
     on_grid: Mesh | ScatteredPoints,
-    known: KnownIndex | None,
+    key: int | None,
     chunk_us: float,
     n_elements: int,
 ) -> int | None:
@@ -196,8 +203,8 @@ def short_weight(
     ----------
     on_grid
         The selection that it reads.
-    known
-        Index of the first shard of `on_grid`.
+    key
+        Key of its first inner chunk; None if that is missing, or cannot be kept.
     chunk_us
         Time that it takes to decode an inner chunk.
     n_elements
@@ -208,34 +215,48 @@ def short_weight(
         return None
     if isinstance(on_grid, ScatteredPoints) or not cache.is_sparing:
         return SPENT_WHOLE
-    n_chunks, use = on_grid.n_most, ChunkUse(n_elements, _reach_of(on_grid))
+    # What tells whether parts are taken is not asked of what is decoded whole anyway.
+    reach_nbytes = 0 if source.range_strides is None else _reach_of(on_grid)
+    n_chunks, use = on_grid.n_most, ChunkUse(n_elements, reach_nbytes)
     weight = use.weight_in(source)
     if are_kept_at_once(source, use, n_chunks, chunk_us):
         return SPENT_ENOUGH
     if not _is_long(n_chunks, chunk_us):
-        is_repeated = _is_repeated(source, on_grid, known, chunk_us, weight)
+        is_repeated = _is_repeated(source, n_chunks, key, chunk_us, weight)
         return SPENT_ENOUGH if is_repeated else None
     return weight if fits_cache(source, n_chunks) or len(cache) else None
 
 
 def _is_repeated(
     source: Source,
-    mesh: Mesh,
-    known: KnownIndex | None,
+    n_chunks: int,
+    key: int | None,
     chunk_us: float,
     weight: int,
 ) -> bool:
     """Whether a short read repeats a recent one, judged by its first inner chunk."""
-    cache, n_chunks = source.chunks, mesh.n_most
+    cache = source.chunks
     is_little = n_chunks * chunk_us < _CALL_US
-    is_too_little = source.chunk_nbytes < _LEAST_CALLED_NBYTES and is_little
+    # Files of one inner chunk are several calls, and each has to be opened.
+    is_one_call = source.chunk_nbytes < _LEAST_CALLED_NBYTES and source.layout.levels
+    is_too_little = is_one_call and is_little
+    if cache is None or key is None or is_too_little:
+        return False
+    return fits_cache(source, n_chunks) and cache.is_repeated(key, n_chunks, weight)
+
+
+def key_in(
+    source: Source, known: KnownIndex | None, on_grid: Mesh | ScatteredPoints
+) -> int | None:
+    """Key of the first inner chunk of a selection, in a shard with the index `known`.
+
+    None if it is missing or cannot be kept, and for points.
+    """
     first = first_key(source, known)
-    if cache is None or known is None or first is None or is_too_little:
-        return False
-    is_there = known.index.state.item(mesh.entry) == PRESENT
-    if not (is_there and fits_cache(source, n_chunks)):
-        return False
-    return cache.is_repeated(first + mesh.entry, n_chunks, weight)
+    if known is None or first is None or isinstance(on_grid, ScatteredPoints):
+        return None
+    is_there = known.index.state.item(on_grid.entry) == PRESENT
+    return first + on_grid.entry if is_there else None
 
 
 def _reach_of(mesh: Mesh) -> int:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.fused.addresses import address_of
-from gpushard.fused.cells import index_stride
 from gpushard.fused.system_calls import FileCalls, file_calls
-from gpushard.fused.words import Opener
+from gpushard.fused.words import VERSION_NBYTES, Opener
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.source import Source
 from gpushard.stores.failures import refuse_unsafe_key
@@ -55,7 +54,9 @@ class Opening(NamedTuple):
 
     def behind(self, n: int) -> Opener:
         """The same for the boxes behind the first `n`."""
-        return self.opener._replace(missing=self.opener.missing + n)
+        opener = self.opener
+        versions = opener.versions and opener.versions + n * VERSION_NBYTES
+        return opener._replace(missing=opener.missing + n, versions=versions)
 
 
 class ObjectFiles:
@@ -83,8 +84,7 @@ class ObjectFiles:
         layout = source.layout
         self.store = store
         self.most_nbytes = _most_nbytes(source)
-        strides = [index_stride(layout, axis) for axis in range(layout.ndim)]
-        self.strides = np.array(strides, np.int64)
+        self.strides = np.array(source.object_strides, np.int64)
         self._first_key = source.key((0,) * layout.ndim)
         # What no path can have is refused before this is used.
         prefix = (layout.key_prefix + layout.keys.start).encode(

@@ -15,7 +15,7 @@ from gpushard.codecs.blosc_frame import LARGE_BLOCK_NBYTES
 from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import Landings, cut, stride_columns
 from gpushard.fused.chain import FusedChain, plan_parameters
-from gpushard.fused.columns import BLOSC
+from gpushard.fused.columns import BLOSC, FIRST_LENGTH, PART
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import ThreadMemory
@@ -223,6 +223,11 @@ class PlanPlacer(BoxPlacer):
         The parts of the plan, with the output of each.
     chain, loops, room
         As in `BoxPlacer`.
+
+    Attributes
+    ----------
+    n_elements
+        Number of elements of all outputs together.
     """
 
     def __init__(
@@ -233,14 +238,19 @@ class PlanPlacer(BoxPlacer):
         room: ChunkRoom,
     ) -> None:
         strides = stride_columns(landings, chain.strides)
-        nbytes = sum(prod(landing.extents) for landing in landings)
-        nbytes *= chain.dtype.itemsize
+        self.n_elements = sum(prod(landing.extents) for landing in landings)
+        nbytes = self.n_elements * chain.dtype.itemsize
         super().__init__(chain, loops, strides, room, nbytes)
         self._landings = landings
 
     def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:
         """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
         return cut(self._landings, self.chain.strides, block, rows)
+
+    def reach_of(self, boxes: Ints) -> int:
+        """Bytes from the first to the last element that a box takes, at most."""
+        last = boxes[:, FIRST_LENGTH:] - 1
+        return int((last * self._strides[0][boxes[:, PART]]).sum(axis=1).max(initial=0))
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
         """`plan_boxes` with the `PlanParameters` and the strides of this read."""

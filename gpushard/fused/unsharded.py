@@ -7,7 +7,7 @@ says what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from time import perf_counter
 
@@ -15,8 +15,10 @@ import numpy as np
 
 from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.pieces import most_merged
-from gpushard.fused.columns import ENTRY, FILE, KEEP, LOW, NBYTES, NO_FILE, SOURCE
+from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.files import FileBoxes, window_nbytes
+from gpushard.fused.kept_chunks import ChunkUse, are_kept_at_once
+from gpushard.fused.kept_files import KeptFiles, NewFiles, new_files
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
@@ -27,6 +29,8 @@ from gpushard.fused.opening import (
 )
 from gpushard.fused.placer import Bools, PlanPlacer
 from gpushard.fused.shares import Shares
+from gpushard.fused.words import Opener
+from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
@@ -73,7 +77,7 @@ class UnshardedRead:
         n_slow = 0
         for planned in blocks:
             for block in planned.pieces():
-                rest = block
+                rest = yield from self._kept_tasks(block, n_workers)
                 while n_slow < _N_TRIALS and len(rest.shard_coords) > 2 * N_TRIED:
                     is_tried = np.arange(len(rest.shard_coords)) < N_TRIED
                     tried, rest = _parts(rest, is_tried)
@@ -97,39 +101,102 @@ class UnshardedRead:
         elapsed_s, n_files = perf_counter() - started, len(block.shard_coords)
         return are_slow(elapsed_s, n_files, self._placer.chain.chunk_us)
 
+    def _kept_tasks(
+        self, block: ShardBlock, n_workers: int
+    ) -> Generator[Task, None, ShardBlock]:
+        """Tasks for the files whose inner chunks are kept; returns all other files."""
+        cache = self._job.source.chunks
+        if cache is None or not len(cache):
+            return block
+        kept = cache.find(block.shard_coords @ self._files.strides)
+        if not kept.taken:
+            return block
+        here, rest = _parts(block, np.asarray(kept.slots) >= 0)
+        if here.n_chunks and (cut := self._cut(here)) is not None:
+            boxes, row = cut
+            kept = KeptFiles(cache, boxes)
+            opening = self._files.opening(self._root, len(kept.boxes))
+            opener = kept.told(opening.opener)
+            finish = partial(self._finish_kept, here, row, kept)
+            yield from self._reading(kept.boxes, opener, n_workers, finish).tasks()
+        return rest
+
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
-        if not block.n_chunks:
+        if not block.n_chunks or (cut := self._cut(block)) is None:
             return
+        boxes, row = cut
+        opening = self._files.opening(self._root, len(boxes))
+        source, n_wanted = self._job.source, self._job.plan.n_chunks
+        new = new_files(source, boxes, n_wanted, self._weight_of(boxes))
+        opener = opening.opener if new is None else new.told(opening.opener)
+        finish = partial(self._finish, block, row, opening, new)
+        yield from self._reading(boxes, opener, n_workers, finish).tasks()
+
+    def _cut(self, block: ShardBlock) -> tuple[Ints, Ints] | None:
+        """Boxes of a block's files, and the row of each; None: they are left over."""
         cut = self._placer.cut(block, np.arange(block.n_chunks))
         if cut is None:
             self._left.append(block)
-            return
+            return None
         boxes, row = cut
         for column in (SOURCE, NBYTES, KEEP):
             boxes[:, column] = 0
-        boxes[:, FILE], boxes[:, ENTRY] = NO_FILE, block.shard[row]
-        boxes[:, LOW] = (block.shard_coords @ self._files.strides)[boxes[:, ENTRY]]
-        source, chain = self._job.source, self._placer.chain
-        opening = self._files.opening(self._root, len(boxes))
-        reading = FileBoxes(
+        numbers = block.shard_coords @ self._files.strides
+        boxes[:, FILE], boxes[:, ENTRY] = NO_FILE, numbers[block.shard[row]]
+        return boxes, row
+
+    def _reading(
+        self,
+        boxes: Ints,
+        opener: Opener,
+        n_workers: int,
+        finish: Callable[[FileBoxes], None],
+    ) -> FileBoxes:
+        chunk_nbytes = self._placer.chain.chunk_nbytes
+        return FileBoxes(
             self._placer,
             [self._root],
             boxes,
-            Shares.of(boxes, chain.chunk_nbytes, n_workers, most=MOST_AT_ONCE),
-            window_nbytes(source.options, self._files.most_nbytes),
-            partial(self._finish, block, row, opening),
-            opening.opener,
+            Shares.of(boxes, chunk_nbytes, n_workers, most=MOST_AT_ONCE),
+            window_nbytes(self._job.source.options, self._files.most_nbytes),
+            finish,
+            opener,
         )
-        yield from reading.tasks()
+
+    def _weight_of(self, boxes: Ints) -> int:
+        """What the read spends on each inner chunk, from `misses`."""
+        source, placer = self._job.source, self._placer
+        if source.chunks is None:
+            return SPENT_WHOLE
+        use = ChunkUse(placer.n_elements, placer.reach_of(boxes))
+        n_chunks, chunk_us = self._job.plan.n_chunks, placer.chain.chunk_us
+        is_at_once = are_kept_at_once(source, use, n_chunks, chunk_us)
+        return SPENT_ENOUGH if is_at_once else SPENT_WHOLE
+
+    def _finish_kept(
+        self, block: ShardBlock, row: Ints, kept: KeptFiles, file_boxes: FileBoxes
+    ) -> None:
+        """Note the files that must be read again, because they have changed."""
+        is_placed = file_boxes.shares.is_placed
+        kept.drop_changed(is_placed)
+        file = block.shard[row]
+        is_kept = np.zeros(len(block.shard_coords), np.bool_)
+        is_kept[file[kept.is_kept][is_placed]] = True
+        self._job.tally.add(n_kept_inner_chunks=int(np.count_nonzero(is_kept)))
+        if not is_kept.all():
+            self._left.append(rows_of(block, ~is_kept))
 
     def _finish(
         self,
         block: ShardBlock,
         row: Ints,
         opening: Opening,
+        new: NewFiles | None,
         file_boxes: FileBoxes,
     ) -> None:
         """Fill what is missing, and note the files that must be read again."""
+        if new is not None:
+            new.keep(file_boxes.shares.is_placed, opening.missing)
         if self._job.tally.is_summed:
             _, firsts = np.unique(file_boxes.boxes[:, ENTRY], return_index=True)
             nbytes = int(file_boxes.boxes[firsts, NBYTES].sum())

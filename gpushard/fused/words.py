@@ -52,6 +52,9 @@ OPENAT2 = 437
 # Size of a `struct statx` of statx(2), and most characters of an int64.
 STATUS_NBYTES = 256
 NUMBER_NBYTES = 20
+# Version of a file: major and minor number of its device (32 bits each), inode, size,
+# and in ns the times of modification and of change.
+VERSION_NBYTES, VERSION_CHANGED = 40, 4
 
 # Memory in which shuffled bits are put together: for 512 items of 16 bytes.
 TILE_NBYTES = 8192
@@ -123,8 +126,9 @@ class Opener(NamedTuple):
     """What the loops must know of files of one inner chunk each, to open them.
 
     A path has a prefix, and then the place of the file in the chunk grid: a number for
-    each axis, with a separator in between. Before a box is placed, its `LOW` is the
-    file's number in C order.
+    each axis, with a separator in between. `ENTRY` of a box is the file's number in C
+    order. If a box is `FILLED`, its inner chunk is kept: it is placed if the file still
+    has the version from which that was decoded.
 
     Attributes
     ----------
@@ -148,6 +152,10 @@ class Opener(NamedTuple):
         Size of the largest file to read.
     status
         Address of memory of the thread for two statuses, and behind them for a path.
+    versions
+        Address of a version (`VERSION_NBYTES`) per box, or 0: that of the file from
+        which a kept inner chunk was decoded; of other files, it is written. Only that
+        of the first box of a file counts.
     """
 
     root: int
@@ -166,6 +174,7 @@ class Opener(NamedTuple):
     errno: int
     most_nbytes: int
     status: int = 0
+    versions: int = 0
 
     @property
     def path_nbytes(self) -> int:

@@ -1,4 +1,7 @@
-"""Decoded inner chunks that are kept between reads, under keys that are never reused.
+"""Decoded inner chunks that are kept between reads.
+
+A key is never reused for other bytes, or else whoever finds an inner chunk compares its
+version with that of the stored object (`gpushard.placing.keeping`).
 
 A cache that nobody asked for is *sparing*: it shares its memory with the caches of
 other arrays, and keeps only inner chunks that reads come back to, or take in part.
@@ -6,7 +9,7 @@ other arrays, and keeps only inner chunks that reads come back to, or take in pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -73,6 +76,7 @@ class ChunkCache:
         self._sorted: tuple[Ints, Ints] | None = None
         n_remembered = self.n_most * (_REMEMBERED if self.is_sparing else 1)
         self._missed = Misses(n_remembered)
+        self._has_absent = False
 
     def give_up_half(self) -> None:
         """Drop half of the inner chunks and their memory, if nobody is using either.
@@ -163,10 +167,16 @@ class ChunkCache:
 
         None if none is to be kept.
         """
-        if not self.is_sparing:
+        if not (self.is_sparing or self._has_absent):
             return keys
-        is_repeated = self._missed.add_all(keys, weight) >= SPENT_ENOUGH
-        return np.where(is_repeated, keys, -1) if is_repeated.any() else None
+        least = SPENT_ENOUGH if self.is_sparing else 1
+        is_wanted = self._missed.add_all(keys, weight) >= least
+        return np.where(is_wanted, keys, -1) if is_wanted.any() else None
+
+    def note_absent(self, keys: Ints) -> None:
+        """Note that there is nothing under `keys`, so that they get no room."""
+        self._missed.note_absent(keys)
+        self._has_absent = True
 
     def is_repeated(self, key: int, n_chunks: int, weight: int = SPENT_WHOLE) -> bool:
         """Whether a read of several inner chunks repeats a recent one.
@@ -238,22 +248,36 @@ class ChunkCache:
     def _hold_of_none(self, keys: Keys) -> Hold:
         return Hold(self._slots, keys, [-1] * len(keys), [])
 
-    def keep(self, hold: Hold, which: Iterable[int] | None = None) -> None:
+    def keep(
+        self,
+        hold: Hold,
+        which: Iterable[int] | None = None,
+        versions: Mapping[int, bytes] | None = None,
+    ) -> None:
         """Make claimed slots available to `find`, after they were written.
 
         Parameters
         ----------
         which
             Indexes into ``hold.keys`` of the slots that were written; None: all.
+        versions
+            For each of these indexes, what it was decoded from, if its key does not
+            tell.
         """
-        self._alone.call(self._keep, hold, which)
+        self._alone.call(self._keep, hold, which, versions)
 
-    def _keep(self, hold: Hold, which: Iterable[int] | None) -> None:
+    def _keep(
+        self,
+        hold: Hold,
+        which: Iterable[int] | None,
+        versions: Mapping[int, bytes] | None,
+    ) -> None:
         if hold.owner is not self._slots:
             return
         self._sorted = None
         keys, slots = hold.keys, hold.slots
         key_of, slot_of = self._slots.keys, self._slot_of
+        version_of = self._slots.versions
         for i in range(len(keys)) if which is None else which:
             key, slot = keys[i], slots[i]
             # If two threads decode the same inner chunk, the first one's is kept.
@@ -261,7 +285,32 @@ class ChunkCache:
                 # In this order: an interrupt between the two must not leave a slot
                 # that is found, but free to be claimed for another inner chunk.
                 key_of[slot] = key
+                version_of[slot] = versions[i] if versions else b""
                 slot_of[key] = slot
+
+    def drop(self, hold: Hold, which: Iterable[int]) -> None:
+        """Let `find` no longer return some slots, whose stored objects have changed.
+
+        Parameters
+        ----------
+        hold
+            The result of `find`.
+        which
+            Indexes into ``hold.keys``.
+        """
+        self._alone.call(self._drop, hold, which)
+
+    def _drop(self, hold: Hold, which: Iterable[int]) -> None:
+        if hold.owner is not self._slots:
+            return
+        self._sorted = None
+        for i in which:
+            key, slot = int(hold.keys[i]), int(hold.slots[i])
+            # By now the key may have a newer inner chunk. The slot becomes free when
+            # its holders let go, of whom the caller is one.
+            if self._slot_of.get(key) == slot:
+                del self._slot_of[key]
+                self._slots.keys[slot] = None
 
     def _take(self, n: int, *, may_drop: bool) -> list[int]:
         """Up to `n` slots without an inner chunk, held only by the caller.

@@ -39,6 +39,8 @@ class Slots:
         Address of each slot; the last is 0, for slot -1, which means none.
     keys
         Key of the inner chunk in each slot; None: it has none that can be found.
+    versions
+        What the inner chunk in each slot was decoded from, where its key does not tell.
     n_holders
         Number of holders of each slot.
     is_used
@@ -59,6 +61,7 @@ class Slots:
         self._hand = 0
         self.addresses = [0]
         self.keys: list[int | None] = []
+        self.versions: list[bytes] = []
         self.n_holders: list[int] = []
         self.is_used: list[bool] = []
         self.free: list[int] = []
@@ -95,6 +98,7 @@ class Slots:
         self.addresses[n_slots:] = [*made, 0]
         self.n_holders[n_slots:] = [0] * n
         self.is_used[n_slots:] = [False] * n
+        self.versions[n_slots:] = [b""] * n
         self.keys += [None] * n
         self.free += range(n_slots + n - 1, n_slots - 1, -1)
         return True
@@ -195,6 +199,11 @@ class Hold:
         if isinstance(self.slots, np.ndarray):
             return np.array(addresses, np.int64)[self.slots]
         return np.array([addresses[slot] for slot in self.slots], np.int64)
+
+    @property
+    def versions(self) -> list[bytes]:
+        """Version of each of the slots in `taken`."""
+        return [self.owner.versions[slot] for slot in self.taken]
 
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
         """Memory of the i-th slot: uint8, valid as long as this object exists."""

@@ -12,6 +12,9 @@ SPENT_ENOUGH = SPENT_WHOLE + 1
 """Weight from which on an inner chunk is kept: its second read, or fifth of a part."""
 
 _MOST_PLACES = 1 << 16
+# Less than nothing: the next read does not reach `SPENT_ENOUGH`, even if it keeps all
+# at once.
+_ABSENT = -2 * SPENT_ENOUGH
 
 
 class Misses:
@@ -48,6 +51,11 @@ class Misses:
             weight += self._spent.item(at)
         self._keys[at], self._spent[at] = key, weight
         return weight
+
+    def note_absent(self, keys: Ints) -> None:
+        """Note that there is nothing under `keys`, which reads only looked for."""
+        at = keys % self._n_places
+        self._keys[at], self._spent[at] = keys, _ABSENT
 
     def add_all(self, keys: Ints, weight: int) -> Ints:
         """As `add` for each of `keys`; of equal keys, `weight` is added once.

@@ -3,20 +3,27 @@
 A key belongs to one index of one version of a shard. A read that has just checked
 whether a shard was replaced has the index of the current version. It can therefore find
 only inner chunks of that version.
+
+Of an array without shards, a key is the place of a file in the chunk grid. What is kept
+has the version of the file from which it was decoded, and a read that finds it looks
+whether the file still has that version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import lasts
+from gpushard.stores.local.handles import FileVersion, packed_version
 
 # A read that takes at most three quarters of the elements takes a part of them.
 _PARTS = 4
@@ -58,6 +65,34 @@ def keys_of(source: Source, known: Sequence[Any], shard: Ints, entry: Ints) -> I
     return entry + (firsts[0] if len(firsts) == 1 else firsts[shard])
 
 
+def file_version_of(version: Hashable | None) -> bytes | None:
+    """Version of a file of one inner chunk, as it is kept; None if it does not last."""
+    return packed_version(cast("FileVersion", version)) if lasts(version) else None
+
+
+def current_file_version(source: Source, coordinate: tuple[int, ...]) -> bytes | None:
+    """`file_version_of` the file at a place of the chunk grid; None: there is none."""
+    _, version = source.store.current_version(source.key(coordinate))
+    return file_version_of(version)
+
+
+def find_current(
+    source: Source, cache: ChunkCache, key: int, coordinate: tuple[int, ...]
+) -> Hold | None:
+    """Slot of the inner chunk that is kept under `key`; None if there is none.
+
+    In an array without shards, `coordinate` is that of its file, which must still have
+    the version from which it was decoded.
+    """
+    hold = cache.find_one(key)
+    if hold is None or source.layout.levels:
+        return hold
+    if current_file_version(source, coordinate) == hold.versions[0]:
+        return hold
+    cache.drop(hold, [0])
+    return None
+
+
 def fits_cache(source: Source, n_chunks: int) -> bool:
     """Whether a read of `n_chunks` inner chunks may drop others to keep its own.
 
@@ -85,15 +120,23 @@ def takes_part(source: Source, n_elements: int, n_chunks: int) -> bool:
 
 
 def keep_chunk(
-    source: Source, key: int, decoded: NDArray[Any], *, may_drop: bool
+    source: Source,
+    key: int,
+    decoded: NDArray[Any],
+    *,
+    may_drop: bool,
+    version: bytes = b"",
 ) -> None:
-    """Keep a copy of a decoded inner chunk, if there is room."""
+    """Keep a copy of a decoded inner chunk, if there is room.
+
+    `version` is that of its file, if the key does not tell it.
+    """
     if source.chunks is None:
         return
     hold = source.chunks.claim([key], may_drop=may_drop)
     if hold.slots[0] >= 0:
         store_elements(source, hold.bytes_of(0), decoded)
-        source.chunks.keep(hold)
+        source.chunks.keep(hold, versions={0: version})
 
 
 def kept_elements(source: Source, memory: NDArray[np.uint8]) -> NDArray[Any]:

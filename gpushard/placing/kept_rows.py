@@ -1,19 +1,22 @@
-"""Inner chunks of a block -> those that are kept decoded, and slots to keep others."""
+"""Inner chunks of a block -> those that are kept decoded, and slots to keep others.
+
+Of arrays without shards, only small reads and the compiled loops keep any.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 import numpy as np
 
-from gpushard.fetching.job import Job
+from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.locate import Found
 from gpushard.fetching.ranged import CacheSlots
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.options import MIB
-from gpushard.placing.keeping import fits_cache, keys_of
-from gpushard.planning.blocks import ShardBlock
+from gpushard.placing.keeping import current_file_version, fits_cache, keys_of
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.work_queue import Task
 
@@ -36,6 +39,32 @@ def find_kept(
         return None
     keys = keys_of(source, found, block.shard[rows], block.entry[0][rows])
     return CacheSlots.of(cache, cache.find(keys), rows, len(block.shard))
+
+
+def kept_file_tasks(job: Job, block: ShardBlock) -> Generator[Task, None, Block | None]:
+    """Tasks that write what is kept of files of one inner chunk, in their version.
+
+    Returns the part of the block that is left; None if nothing is.
+    """
+    source, cache = job.source, job.source.chunks
+    if cache is None or job.sink.place_kept is None or not len(cache):
+        return block
+    coordinates: list[list[int]] = block.shard_coords.tolist()
+    hold = cache.find([source.number_of((*c,)) for c in coordinates])
+    slots = np.array(hold.slots, np.int64)
+    at: list[int] = np.flatnonzero(slots >= 0).tolist()
+    for i, version in zip(at, hold.versions, strict=True):
+        if current_file_version(source, (*coordinates[i],)) != version:
+            cache.drop(hold, [i])
+            slots[i] = -1
+    is_kept = slots >= 0
+    if not is_kept.any():
+        return block
+    hold.slots = slots[block.shard]  # from here on, a slot for each row
+    rows = np.arange(block.n_chunks)
+    kept = CacheSlots.of(cache, hold, rows, len(rows))
+    yield from placing_tasks(job, block, kept, rows[is_kept[block.shard]])
+    return None if is_kept.all() else rows_of(block, ~is_kept)
 
 
 def claim(job: Job, kept: CacheSlots, rows: Ints) -> CacheSlots | None:

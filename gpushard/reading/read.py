@@ -19,7 +19,8 @@ from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large_indexes
 from gpushard.fetching.job import Job, JobReader, rows_of
 from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
-from gpushard.planning.blocks import Block
+from gpushard.placing.kept_rows import kept_file_tasks
+from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
 from gpushard.work_queue import Spawner, Task, Work
@@ -285,6 +286,11 @@ def _note(job: Job, block: Block, changed: Changed, error: ObjectChangedError) -
 
 def _block_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     """Work that reads a block: whole shards where that is cheaper, ranges elsewhere."""
+    if not job.source.layout.levels and isinstance(block, ShardBlock):
+        left = yield from kept_file_tasks(job, block)
+        if left is None:
+            return
+        block = left
     whole = fetched_whole(job, block)
     if whole.any():
         yield from whole_tasks(job, rows_of(block, whole), n_workers)

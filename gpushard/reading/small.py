@@ -21,13 +21,20 @@ from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
-from gpushard.placing.keeping import first_key, fits_cache, keep_chunk, kept_elements
+from gpushard.placing.keeping import (
+    file_version_of,
+    find_current,
+    first_key,
+    fits_cache,
+    keep_chunk,
+    kept_elements,
+)
 from gpushard.placing.place import completed
 from gpushard.planning.touched import Coordinate, TouchedChunk
 from gpushard.reading.few import few_chunks
 from gpushard.selecting.selection import Points, Selection
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, FetchCosts, end_of
+from gpushard.stores.base import ByteRequest, FetchCosts, Fetched, end_of
 
 
 class _ToRead(NamedTuple):
@@ -41,6 +48,8 @@ class _ToRead(NamedTuple):
         Key under which the decoded inner chunk is kept; None: it is not kept.
     may_drop
         Whether other inner chunks may be dropped to make room for it.
+    version
+        Version of its file, if the key does not tell it.
     """
 
     chunk: TouchedChunk
@@ -49,6 +58,7 @@ class _ToRead(NamedTuple):
     whole: Range
     key: int | None = None
     may_drop: bool = False
+    version: bytes = b""
 
 
 def read_small(
@@ -137,6 +147,8 @@ def _read_unsharded(
         _narrowed(source, chunk, whole) if is_raw else _ToRead(chunk, 0, 0, whole)
         for chunk in chunks
     ]
+    if source.chunks is not None:
+        wanted = _not_kept(source, source.chunks, wanted, {}, view)
     requests = [
         ByteRequest(
             source.key(to_read.chunk.shard),
@@ -153,13 +165,22 @@ def _read_unsharded(
             if request.key == error.shard_key:
                 name_place(error, source, to_read.chunk)
         raise
-    for to_read, data in zip(wanted, answers, strict=True):
-        if data is None:
+    for to_read, answer in zip(wanted, answers, strict=True):
+        if answer is None:
             view[to_read.chunk.out] = source.layout.fill_value
         elif is_raw:
-            _place(source, to_read, data, view)
+            _place(source, to_read, answer.data, view)
         else:
-            _place(source, _narrowed(source, to_read.chunk, (0, len(data))), data, view)
+            _place(source, _whole(source, to_read, answer), answer.data, view)
+
+
+def _whole(source: Source, wanted: _ToRead, answer: Fetched) -> _ToRead:
+    """A whole object that was fetched, to be kept if its version is recognisable."""
+    fetched = _narrowed(source, wanted.chunk, (0, len(answer.data)))
+    version = file_version_of(answer.version)
+    if wanted.key is None or version is None:
+        return fetched
+    return fetched._replace(key=wanted.key, may_drop=wanted.may_drop, version=version)
 
 
 def _read(
@@ -233,12 +254,11 @@ def _not_kept(
     may_drop = fits_cache(source, len(wanted))
     takes_all = len(wanted) > 1 and not cache.is_sparing
     for to_read in wanted:
-        first = first_key(source, known[to_read.chunk.shard])
-        if first is None:
+        key = _key_of(source, to_read.chunk, known)
+        if key is None:
             left.append(to_read)
             continue
-        key = first + to_read.chunk.entries[0]
-        hold = cache.find_one(key)
+        hold = find_current(source, cache, key, to_read.chunk.shard)
         if hold is not None:
             view[to_read.chunk.out] = kept_elements(source, hold.bytes_of(0))[
                 to_read.chunk.inside
@@ -248,6 +268,14 @@ def _not_kept(
         else:
             left.append(to_read)
     return left
+
+
+def _key_of(source: Source, chunk: TouchedChunk, known: Known) -> int | None:
+    """Key of an inner chunk, whose shard has an index in `known`; None: not kept."""
+    if not source.layout.levels:
+        return source.number_of(chunk.shard)
+    first = first_key(source, known[chunk.shard])
+    return None if first is None else first + chunk.entries[0]
 
 
 def _weight(source: Source, wanted: _ToRead) -> int:
@@ -346,7 +374,7 @@ def _place(
     source: Source, wanted: _ToRead, span: NDArray[np.uint8], view: NDArray[Any]
 ) -> None:
     """Decode an inner chunk and write the wanted part of it."""
-    chunk, start, _, (first, stop), key, may_drop = wanted
+    chunk, start, _, (first, stop), key, may_drop, version = wanted
     nbytes = stop - first
     if len(span) != nbytes:
         span = completed(source.room, span, start - first, nbytes)
@@ -359,4 +387,4 @@ def _place(
         raise
     view[chunk.out] = decoded[chunk.inside]
     if key is not None:
-        keep_chunk(source, key, decoded, may_drop=may_drop)
+        keep_chunk(source, key, decoded, may_drop=may_drop, version=version)

@@ -358,7 +358,7 @@ def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
     """What is other than usual in this history."""
     rng = random.Random(f"circumstances {seed}")
     if not has_clock(seed):  # then what was read is kept at once
-        yield mock.patch.object(handles, "_is_settled", return_value=True)
+        yield mock.patch.object(handles, "is_settled", return_value=True)
     if rng.random() < 0.5:
         yield from (mock.patch.object(*bound) for bound in _BOUNDS)
     if rng.random() < 0.1:

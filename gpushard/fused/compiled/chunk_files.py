@@ -11,6 +11,7 @@ from typing import Any
 from gpushard.fused.columns import (
     ENTRY,
     FILE,
+    FILLED,
     HIGH,
     LOW,
     NBYTES,
@@ -19,12 +20,20 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.compiled import calls
 from gpushard.fused.compiled.loops import place_boxes
-from gpushard.fused.words import OPENAT2, STATUS_NBYTES, Decoder, Opener
+from gpushard.fused.words import (
+    OPENAT2,
+    STATUS_NBYTES,
+    VERSION_NBYTES,
+    Decoder,
+    Opener,
+)
 
 _HOW_NBYTES = 24  # struct open_how of openat2(2)
-# statx(2): of an open file, the basic fields, and where they lie in `struct statx`.
-_OF_OPEN_FILE, _BASIC = 0x1000, 0x7FF
-_MODE, _INODE, _SIZE, _CTIME, _MTIME = 28, 32, 40, 96, 112
+# statx(2): of an open file, or at a path as the server of a network file system knows
+# it now (as open(2) asks), the basic fields, and where they lie in `struct statx`.
+_OF_OPEN_FILE, _AT_PATH, _BASIC = 0x1000, 0x2000, 0x7FF
+_MODE, _INODE, _SIZE, _CTIME, _MTIME, _DEVICE = 28, 32, 40, 96, 112, 136
+_SECOND_NS = 1_000_000_000
 _KIND_OF_FILE, _REGULAR = 0o170000, 0o100000
 # errno(3), the same on all machines.
 _NO_SUCH_FILE, _NO_DIRECTORY = 2, 20
@@ -69,7 +78,7 @@ def _put_path(o: Opener, number: int) -> int:
 @calls.inner
 def _open(o: Opener, box: Any, n: int) -> int:
     """Descriptor of a box' file; -1 if it cannot be opened. Notes missing files."""
-    call = (OPENAT2, o.root, _put_path(o, box[LOW]), o.how, _HOW_NBYTES)
+    call = (OPENAT2, o.root, _put_path(o, box[ENTRY]), o.how, _HOW_NBYTES)
     fd = calls.call_syscall(o.syscall, call)
     if fd >= 0:
         return fd
@@ -102,6 +111,36 @@ def _are_same(a: int, b: int) -> bool:
 
 
 @calls.inner
+def _time_ns(at: int) -> int:
+    return calls.load_64(at) * _SECOND_NS + calls.load_32(at + 8)
+
+
+@calls.inner
+def _put_version(status: int, at: int) -> None:
+    """Write the version of the file with a status."""
+    calls.copy_64(at, status + _DEVICE)
+    calls.copy_64(at + 8, status + _INODE)
+    calls.copy_64(at + 16, status + _SIZE)
+    calls.store_int64(at + 24, _time_ns(status + _MTIME))
+    calls.store_int64(at + 32, _time_ns(status + _CTIME))
+
+
+@calls.inner
+def _has_version(o: Opener, box: Any, n: int) -> bool:
+    """Whether the file of the n-th box, which is not open, has the box' version."""
+    status, now = o.status, o.status + STATUS_NBYTES
+    call = (o.root, _put_path(o, box[ENTRY]), _AT_PATH, _BASIC, status)
+    if o.versions == 0 or calls.call_statx(o.statx, call) != 0:
+        return False
+    _put_version(status, now)
+    version = o.versions + n * VERSION_NBYTES
+    for word in range(VERSION_NBYTES // 8):
+        if calls.word(now, word) != calls.word(version, word):
+            return False
+    return True
+
+
+@calls.inner
 def _place_chunk_file(
     how: tuple[Decoder, Opener],
     boxes: Any,
@@ -129,6 +168,8 @@ def _place_chunk_file(
             if not (_looked_at(o, fd, after) and _are_same(before, after)):
                 for k in range(first, stop):
                     is_placed[k] = False
+            elif o.versions:
+                _put_version(before, o.versions + first * VERSION_NBYTES)
     calls.call_close(o.close, (fd,))
     work[WORK_WINDOW, 0] = NO_FILE  # the next file may get the same descriptor
 
@@ -145,7 +186,8 @@ def place_chunk_files(
     """Claim shares of the boxes, as `place_shares` does, and place each file's boxes.
 
     Boxes of one file lie side by side and have the same `ENTRY`. Boxes of a file that
-    is missing, not regular, too large or written to meanwhile are not placed.
+    is missing, not regular, too large or written to meanwhile are not placed, nor are
+    those of a kept inner chunk whose file has another version.
     """
     cuts, counter, most = shares
     work[WORK_WINDOW, 0] = NO_FILE
@@ -160,5 +202,8 @@ def place_chunk_files(
             stop = i + 1
             while stop < end and boxes[stop, ENTRY] == boxes[i, ENTRY]:
                 stop += 1
-            _place_chunk_file(how, boxes, (i, stop), strides, work, is_placed)
+            if boxes[i, FILE] != FILLED:
+                _place_chunk_file(how, boxes, (i, stop), strides, work, is_placed)
+            elif _has_version(how[1], boxes[i], i):
+                place_boxes(how[0], boxes, (i, stop), strides, work, is_placed)
             i = stop

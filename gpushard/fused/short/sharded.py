@@ -30,7 +30,7 @@ from gpushard.fused.files import (
     window_nbytes,
 )
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept_chunks import hold_chunks, short_weight
+from gpushard.fused.kept_chunks import hold_chunks, key_in, short_weight
 from gpushard.fused.meshes import (
     Coordinate,
     Mesh,
@@ -147,7 +147,8 @@ class ShortShardedReader:
         first = shards.known[0]
         planned = self._planned._replace(target=address_of(out))
         call = self._call_for(source, chain, on_grid, out.nbytes)
-        weight = short_weight(source, on_grid, first, chain.chunk_us, out.size)
+        key = key_in(source, first, on_grid)
+        weight = short_weight(source, on_grid, key, chain.chunk_us, out.size)
         is_on_disk = False
         if call is not None and weight is None and isinstance(on_grid, Mesh):
             is_on_disk = _is_on_disk(first, shards.handles[0], on_grid.entry)

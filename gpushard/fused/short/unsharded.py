@@ -29,7 +29,9 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.files import window_nbytes
 from gpushard.fused.filling import fill_for
-from gpushard.fused.meshes import grid_of, lay_over
+from gpushard.fused.kept_chunks import short_weight
+from gpushard.fused.kept_files import kept_files, new_files
+from gpushard.fused.meshes import Mesh, grid_of, lay_over
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
@@ -41,12 +43,16 @@ from gpushard.fused.opening import (
 from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.words import Opener
+from gpushard.options import KIB
 from gpushard.selecting.selection import Ints, Selection
 from gpushard.source import Source
+from gpushard.stores.local.handles import FileHandle
 from gpushard.workers import run_tasks
 
-# Time that opening, looking at and closing a file takes, beside reading and decoding.
+# Time that opening, looking at and closing a file takes, beside reading and decoding;
+# and that looking at it by its path takes, and copying so much from where it is kept.
 _OPEN_US = 7
+_LOOK_US, _COPIED_IN_US = 2, 8 * KIB
 # For so long, other files are taken to be as slow or as fast as those that were tried.
 _TRUSTED_FOR_S = 1.0
 # Longer reads of one thread, too, are several calls: an interrupt waits for one.
@@ -112,12 +118,45 @@ class ShortUnshardedReader:
         root = self._files.store.open_root()
         if root is None:
             return False
-        opening = self._files.opening(root, len(boxes))
         placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
+        new = None
+        if source.chunks is not None:
+            key = on_grid.entry if isinstance(on_grid, Mesh) else None
+            each_us = _OPEN_US + chain.chunk_us
+            weight = short_weight(source, on_grid, key, each_us, out.size)
+            n_wanted = len(boxes)
+            boxes = self._not_kept(source, placer, boxes, weight, root)
+            if not len(boxes):
+                return True
+            new = new_files(source, boxes, n_wanted, weight)
+        opening = self._files.opening(root, len(boxes))
+        if new is not None:
+            opening = opening._replace(opener=new.told(opening.opener))
         is_placed = self._read(source, placer, boxes, opening)
+        if new is not None:
+            new.keep(is_placed, opening.missing)
         return bool(is_placed.all()) or self._fill(
             source, placer, boxes[~is_placed], opening.missing[~is_placed]
         )
+
+    def _not_kept(
+        self,
+        source: Source,
+        placer: BoxPlacer,
+        boxes: Ints,
+        weight: int | None,
+        root: FileHandle,
+    ) -> Ints:
+        """The boxes that are left once those of kept inner chunks are placed."""
+        kept = kept_files(source, boxes, weight)
+        if kept is None:
+            return boxes
+        opening = self._files.opening(root, len(kept.boxes))
+        is_placed = self._run(source, placer, kept.boxes, kept.told(opening.opener))
+        kept.drop_changed(is_placed)
+        is_left = ~kept.is_kept
+        is_left[kept.is_kept] = ~is_placed
+        return boxes[is_left]
 
     def _fill(
         self, source: Source, placer: BoxPlacer, left: Ints, missing: Bools
@@ -160,9 +199,12 @@ class ShortUnshardedReader:
     def _run(
         self, source: Source, placer: BoxPlacer, boxes: Ints, opener: Opener
     ) -> Bools:
-        """Read boxes in as many threads as are worth it."""
+        """Read boxes, all of them kept or none, in as many threads as are worth it."""
         n_boxes, nbytes = len(boxes), self._chain.chunk_nbytes
-        work_us = n_boxes * (_OPEN_US + self._chain.pace.work_us(nbytes))
+        each_us = _OPEN_US + self._chain.chunk_us
+        if n_boxes and boxes.item(0, FILE) == FILLED:
+            each_us = _LOOK_US + nbytes / _COPIED_IN_US
+        work_us = n_boxes * each_us
         n_tasks = n_sharing(source, work_us, n_boxes)
         window = window_nbytes(source.options, self._files.most_nbytes)
         if n_tasks == 1 and work_us <= _ONE_CALL_US:

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from struct import Struct
 from time import time_ns
 from weakref import ref
 
@@ -28,6 +29,8 @@ _ADVISED_NBYTES = 128 * KIB
 _SETTLED_NS = 20_000_000
 # Some note whole seconds (ext3, HFS+, many FUSE and NFS servers), FAT only even ones.
 _SECOND_NS, _COARSE_TICK_NS = 1_000_000_000, 2_000_000_000
+_pack_version = Struct("=IIQQQQ").pack
+_LOW_64 = (1 << 64) - 1
 
 # macOS refuses to read or write 2**31 bytes or more in one call; Linux does a part.
 MOST_AT_ONCE_NBYTES = GIB
@@ -64,6 +67,13 @@ def has_same_bytes(version: FileVersion, status: os.stat_result) -> bool:
     return now == version or (status.st_nlink == 0 and now[:-1] == version[:-1])
 
 
+def packed_version(version: FileVersion) -> bytes:
+    """The bytes that the compiled loops make of a version (`fused.words.VERSION`)."""
+    device, *rest = version
+    low = [word & _LOW_64 for word in rest]
+    return _pack_version(os.major(device), os.minor(device), *low)
+
+
 class FileHandle:
     """An open file; it is closed when its last user drops it.
 
@@ -89,7 +99,7 @@ class FileHandle:
         file that has settled since may have changed in between.
         """
         version = self.version
-        if type(version) is not tuple and _is_settled(version[-1]):
+        if type(version) is not tuple and is_settled(version[-1], time_ns()):
             version = self.version = (*version,)
         return version
 
@@ -104,11 +114,11 @@ class FileHandle:
                 raise
 
 
-def _is_settled(changed_ns: int) -> bool:
-    """Whether a change from now on gives a file another time than `changed_ns`."""
+def is_settled(changed_ns: int, now_ns: int) -> bool:
+    """Whether a change from `now_ns` on gives a file a time other than `changed_ns`."""
     is_coarse = changed_ns % _SECOND_NS == 0
     tick_ns = _COARSE_TICK_NS if is_coarse else 0
-    return time_ns() - changed_ns >= tick_ns + _SETTLED_NS
+    return now_ns - changed_ns >= tick_ns + _SETTLED_NS
 
 
 def is_in_memory(fd: int, offset: int) -> bool:
