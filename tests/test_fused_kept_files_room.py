@@ -15,6 +15,7 @@ from gpushard.memory import chunk_cache
 from gpushard.memory.misses import Misses
 from gpushard.options import KIB, MIB
 from gpushard.stores.local import handles
+from gpushard.stores.local.store import LocalStore
 from test_fused_kept_files import (
     FILL,
     VALUES,
@@ -172,3 +173,21 @@ def counted(runs: list[int]) -> Any:
         return plain(self, source, placer, boxes, opener)
 
     return run
+
+
+class TaggingStore(LocalStore):
+    """Files whose versions are texts, as servers have them."""
+
+    def read(self, requests):
+        found = super().read(requests)
+        return [f and f._replace(version='"a tag"') for f in found]
+
+
+def test_nothing_is_kept_of_stores_that_read_files_in_a_way_of_their_own(
+    tmp_path, options
+):
+    written(tmp_path)
+    a = opened(TaggingStore(tmp_path), options)
+    assert a.source.chunks is None
+    for _ in range(2):
+        read_all(a, VALUES)

@@ -177,8 +177,10 @@ def _read_unsharded(
 def _whole(source: Source, wanted: _ToRead, answer: Fetched) -> _ToRead:
     """A whole object that was fetched, to be kept if its version is recognisable."""
     fetched = _narrowed(source, wanted.chunk, (0, len(answer.data)))
+    if wanted.key is None:  # other stores have versions of other kinds
+        return fetched
     version = file_version_of(answer.version)
-    if wanted.key is None or version is None:
+    if version is None:
         return fetched
     return fetched._replace(key=wanted.key, may_drop=wanted.may_drop, version=version)
 

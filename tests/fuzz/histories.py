@@ -41,7 +41,7 @@ from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, WriteOptions, source, stored
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.fetching import job
-from gpushard.fused import placer, shares
+from gpushard.fused import kept_files, placer, shares
 from gpushard.placing import outputs
 from gpushard.stores.local import handles
 from tiny_bounds import tiny_bounds
@@ -358,7 +358,8 @@ def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
     """What is other than usual in this history."""
     rng = random.Random(f"circumstances {seed}")
     if not has_clock(seed):  # then what was read is kept at once
-        yield mock.patch.object(handles, "is_settled", return_value=True)
+        for asks in (handles, kept_files):
+            yield mock.patch.object(asks, "is_settled", return_value=True)
     if rng.random() < 0.5:
         yield from (mock.patch.object(*bound) for bound in _BOUNDS)
     if rng.random() < 0.1:
