@@ -62,9 +62,9 @@ def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
     batches: list[int] = []
     real = Encoder._encoded
 
-    def encoded(self: Encoder, entries: Any, chunks: Any) -> Any:
-        batches.append(len(chunks))
-        return real(self, entries, chunks)
+    def encoded(self: Encoder, entries: Any, given: list[Any]) -> Any:
+        batches.append(len(given[0]))
+        return real(self, entries, given)
 
     monkeypatch.setattr(Encoder, "_encoded", encoded)
     options = Options(threads=threads, memory_limit=limit)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -44,6 +45,8 @@ class _Step(NamedTuple):
         Function that encodes without zarr's object; None if there is none.
     takes_bytes
         Whether it gets bytes, not elements.
+    settings
+        All settings of a codec that gets bytes.
     """
 
     spec: CodecSpec
@@ -51,6 +54,13 @@ class _Step(NamedTuple):
     array: Any
     own: Callable[[Any, int], EncodedArrays] | None
     takes_bytes: bool
+    settings: Mapping[str, Any]
+
+    def ready(self) -> _Step:
+        """The same with its compressor, which may hold memory for each thread."""
+        if not self.takes_bytes:
+            return self
+        return self._replace(own=compressor(self.spec, self.settings))
 
     @property
     def runs_here(self) -> bool:
@@ -113,6 +123,9 @@ class _Step(NamedTuple):
         return cpu.NDBuffer.from_numpy_array(item)
 
 
+_Fitted = tuple[tuple[int, ...], list[_Step]]
+
+
 class ChainEncoder:
     """A codec chain, ready to encode arrays.
 
@@ -135,7 +148,19 @@ class ChainEncoder:
             for spec in self._specs
         )
         self._array = elements_spec(chain.array_bytes, elements)
-        self._fitted: tuple[tuple[int, ...], list[_Step]] = ((), [])
+        # For the last shape: without contexts of compressors, and with them.
+        self._fitted: list[_Fitted] = [((), [])]
+        self._steps_held: _Fitted = ((), [])
+
+    def anew(self) -> ChainEncoder:
+        """The same encoder, without the contexts that compressors of this one hold.
+
+        They may take as much memory as an inner chunk, or more, for each thread. What
+        zarr's objects said about shapes is shared.
+        """
+        made = copy(self)
+        made._steps_held = (), []  # noqa: SLF001 - it is of this class
+        return made
 
     def encode(
         self, arrays: NDArray[Any], n_threads: int = 1
@@ -189,23 +214,32 @@ class ChainEncoder:
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """The codecs, fitted to arrays of a shape: as a rule, of the last one."""
-        fitted_shape, steps = self._fitted
-        if steps and fitted_shape == shape:
+        held_shape, steps = self._steps_held
+        if steps and held_shape == shape:
             return steps
-        steps, array = [], replace(self._array, shape=shape)
+        fitted_shape, fitted = self._fitted[0]
+        if not fitted or fitted_shape != shape:
+            fitted = self._fit(shape)
+            self._fitted[0] = shape, fitted
+        steps = [step.ready() for step in fitted]
+        self._steps_held = shape, steps
+        return steps
+
+    def _fit(self, shape: tuple[int, ...]) -> list[_Step]:
+        steps, array = list[_Step](), replace(self._array, shape=shape)
         for i, (spec, unfitted) in enumerate(
             zip(self._specs, self._codecs, strict=True)
         ):
             codec: Any = None if unfitted is None else fit(spec, unfitted, array)
-            own = None
+            own, settings = None, dict[str, Any]()
             if i > self._n_array_array:
-                own = compressor(spec, all_settings(spec, codec))
+                settings = all_settings(spec, codec)
             elif i == self._n_array_array and spec.name == "bytes":
                 own = _to_bytes(spec, self._struct or _native(array.dtype))
-            steps.append(_Step(spec, codec, array, own, i > self._n_array_array))
+            takes_bytes = i > self._n_array_array
+            steps.append(_Step(spec, codec, array, own, takes_bytes, settings))
             if codec is not None:
                 array = encoded_spec(spec, codec, array)
-        self._fitted = shape, steps
         return steps
 
 
@@ -216,7 +250,7 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
     for spec in specs:
         array = replace(elements_spec(spec, byte), shape=(1,))
         codec = fit(spec, codec_object(spec), array)
-        (found,) = _Step(spec, codec, array, None, True).by_zarr([encoded], 1)
+        (found,) = _Step(spec, codec, array, None, True, {}).by_zarr([encoded], 1)
         if found is None:
             raise AssertionError("an object of no bytes")  # bytes are always stored
         encoded = found

@@ -9,9 +9,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.chain_encoder import ChainEncoder, encode_bytes
+from gpushard.codecs.chain_encoder import encode_bytes
 from gpushard.formats.codec_specs import SHARDING
-from gpushard.layout import INDEX_ELEMENTS
 from gpushard.options import MIB
 from gpushard.reading.whole import shard_inside
 from gpushard.selecting.selection import Ints
@@ -20,6 +19,7 @@ from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces, join_piec
 from gpushard.stores.local.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.changes import Cell, Change, batches, changed_cells
 from gpushard.writing.crew import Crew
+from gpushard.writing.encoders import encoders_of
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
@@ -51,12 +51,9 @@ class Encoder:
         layout = source.layout
         self.source = source
         self.options = source.options.write
-        self._chunks = ChainEncoder(layout.chain, layout.elements)
+        self._chunks, *self._indexes = encoders_of(source)
         self._crew = Crew(source.options.threads)
         self._holds_shards = layout.chain.array_bytes.name == SHARDING
-        self._indexes = [
-            ChainEncoder(level.index_chain, INDEX_ELEMENTS) for level in layout.levels
-        ]
 
     def object_pieces(
         self,
