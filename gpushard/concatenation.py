@@ -218,7 +218,7 @@ class ConcatArray(NumpyLike):
         def read(damage: Damage) -> None:
             with self._named():
                 shares = self._into(chosen, arrays, manner.memory_limit)
-                read_joined(shares, Tally(), damage)
+                read_joined(shares, Tally(is_wanted=False), damage)
 
         policy.over(read)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]

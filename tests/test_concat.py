@@ -125,6 +125,7 @@ def test_what_is_planned_is_read_before_elements_that_are_listed(monkeypatch):
         "read_in_rounds",
         lambda *given: (steps.append("rounds"), in_rounds(*given)),
     )
+    monkeypatch.setattr(joined, "read_little", lambda *_: False)
     with tiny_bounds():
         index = np.array([5, 7, 5, 13])  # none in the first array
         listed = expressions.orthogonal((index, slice(None)), full.shape)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from gpushard.damage import Damage
+from gpushard.errors import naming
 from gpushard.fetching.job import Job
 from gpushard.reading.read import execute
-from gpushard.reading.results import host_job, read_at_once
+from gpushard.reading.results import host_job, read_at_once, read_little
 from gpushard.reading.rounds import columns_share, read_in_rounds
 from gpushard.report import Tally
-from gpushard.selecting.selection import Listed, ParsedSelection
+from gpushard.selecting.selection import Listed, ParsedSelection, Selection
 from gpushard.source import Source
 
 
@@ -48,6 +49,8 @@ def read_joined(
         own_damage = damage.of_array(source.store.url, source.layout.inner_grid)
         short = [s for s in selections if not isinstance(s, Listed)]
         has_lists = len(short) < len(selections)
+        if not has_lists and _are_read_alone(source, short, outs, tally, own_damage):
+            continue
         share = 1.0 if has_lists else columns_share(source, short)
         if jobs and taken_share + share > 1:
             execute(jobs)
@@ -61,3 +64,22 @@ def read_joined(
         taken_share += share
     execute(jobs)
     return sources
+
+
+def _are_read_alone(
+    source: Source,
+    selections: Sequence[Selection],
+    outs: Sequence[NDArray[Any]],
+    tally: Tally,
+    damage: Damage,
+) -> bool:
+    """Whether so little of an array in local files is wanted that it was read by now.
+
+    Columns and tasks take longer than such a read. Others wait for their answers
+    together.
+    """
+    is_far = source.store.costs.prefers_whole_objects
+    if tally.is_wanted or is_far or len(selections) > 1:
+        return False
+    with naming(source.store, source.layout.path):
+        return read_little(source, selections[0], outs[0], damage)

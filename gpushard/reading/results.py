@@ -89,7 +89,7 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     is_read = (
         len(arrays) == 1
         and request.tally is None
-        and _read_small(source, request.selections[0], arrays[0], request.damage)
+        and read_little(source, request.selections[0], arrays[0], request.damage)
     )
     if not is_read:
         _read_large(source, request, arrays)
@@ -109,7 +109,7 @@ def read_new(source: Source, selection: ParsedSelection) -> NDArray[Any]:
     """
     out = new_output(selection.shape, source.layout.dtype)
     selection = listed_as_points(source, selection)
-    if not _read_small(source, selection, out):
+    if not read_little(source, selection, out):
         _read_large(source, ReadRequest([selection], [out], out.dtype), [out])
     return out
 
@@ -137,7 +137,7 @@ def read_single(source: Source, key: Any) -> Any:
     return None if reader is None else reader.read(source, key)
 
 
-def _read_small(
+def read_little(
     source: Source,
     selection: ParsedSelection,
     out: NDArray[Any],
