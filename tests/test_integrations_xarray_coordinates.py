@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from entry_points import add_to_xarray
 
 xr = pytest.importorskip("xarray", reason="the extra `xarray` is not installed")
 
+PATIENCE_S = 10  # of requests for chunks that wait for each other
 LENGTHS = {"time": 40, "y": 8, "x": 16}
 
 
@@ -25,17 +27,20 @@ def _engine():
 
 
 class Far(WrapperStore):
-    """A store that takes a moment for each answer, and counts those under way.
+    """A store that counts the requests under way.
 
     Attributes
     ----------
     most, keys
         Most requests for chunks that were under way at once, and what they were for.
+    n_together
+        Requests for chunks wait until so many are under way.
     """
 
     def __init__(self, store):
         super().__init__(store)
         self._n_now, self.most, self.keys = 0, 0, []
+        self._are_together, self.n_together = asyncio.Event(), 1
 
     async def get(self, key, prototype, byte_range=None):
         is_document = "/c/" not in key
@@ -43,7 +48,10 @@ class Far(WrapperStore):
             self._n_now += 1
             self.most = max(self.most, self._n_now)
             self.keys.append(key)
-        await asyncio.sleep(0.02)
+            if self._n_now == self.n_together:
+                self._are_together.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._are_together.wait(), PATIENCE_S)
         self._n_now -= not is_document
         return await super().get(key, prototype, byte_range)
 
@@ -70,8 +78,9 @@ def opened(store, **how):
 
 def test_coordinates_are_fetched_side_by_side_and_once():
     store = put()
-    dataset = opened(store)
     chunks = ["time/c/0", "x/c/0", "y/c/0"]
+    store.n_together = len(chunks)
+    dataset = opened(store)
     assert sorted(store.keys) == chunks
     assert store.most == len(chunks)
     assert dataset.x.values.tolist() == [i * 0.5 for i in range(16)]
