@@ -166,7 +166,7 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     if way in ("short", "one call"):
         # Loaded by earlier reads; and without the plain short way ahead of it.
         choice._load()
-        monkeypatch.setattr(results, "_read_small", short_only)
+        monkeypatch.setattr(results, "read_little", short_only)
     return way
 
 
