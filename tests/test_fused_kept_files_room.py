@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpushard import Options
-from gpushard.fused import opening
+from gpushard.fused import opening, unsharded
+from gpushard.fused.columns import ENTRY
 from gpushard.fused.short import unsharded as short_unsharded
 from gpushard.memory import chunk_cache
 from gpushard.memory.misses import Misses
@@ -191,3 +192,54 @@ def test_nothing_is_kept_of_stores_that_read_files_in_a_way_of_their_own(
     assert a.source.chunks is None
     for _ in range(2):
         read_all(a, VALUES)
+
+
+@need_opened_files
+def test_what_another_thread_drops_before_it_is_placed_is_read_anew(
+    tmp_path, monkeypatch
+):
+    written(tmp_path)
+    a = opened(tmp_path, WAYS["whole"])
+    read_all(a, VALUES)
+    read_all(a, VALUES)
+    assert n_kept(a)
+    real = unsharded.KeptFiles
+
+    def found_too_late(cache, boxes):
+        hold = cache.find(boxes[:, ENTRY])
+        cache.drop(hold, range(len(boxes)))
+        return real(cache, boxes)
+
+    monkeypatch.setattr(unsharded, "KeptFiles", found_too_late)
+    read_all(a, VALUES)
+
+
+@need_opened_files
+def test_a_file_of_which_one_box_was_placed_is_read_anew_for_the_others(
+    tmp_path, monkeypatch
+):
+    """Each selection of a read has a box in a file, which may change meanwhile."""
+    written(tmp_path)
+    a = opened(tmp_path, WAYS["whole"])
+    keys = np.s_[1:7, 1:9], np.s_[2:8:2, 3]
+    outs = [np.empty(VALUES[key].shape, "i4") for key in keys]
+    for _ in range(2):
+        a.read_many(keys, out=outs)
+    assert n_kept(a) == 1
+    n_changed = []
+    finish = unsharded.UnshardedRead._finish_kept
+
+    def changed(self, block, row, kept, file_boxes):
+        is_placed = file_boxes.shares.is_placed
+        assert is_placed.tolist() == [True, True]
+        is_placed[1] = False
+        for out in outs:
+            out[...] = -1
+        n_changed.append(1)
+        finish(self, block, row, kept, file_boxes)
+
+    monkeypatch.setattr(unsharded.UnshardedRead, "_finish_kept", changed)
+    a.read_many(keys, out=outs)
+    assert n_changed
+    for key, out in zip(keys, outs, strict=True):
+        assert_same_bits(out, VALUES[key])

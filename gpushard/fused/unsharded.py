@@ -114,11 +114,13 @@ class UnshardedRead:
         here, rest = _parts(block, np.asarray(kept.slots) >= 0)
         if here.n_chunks and (cut := self._cut(here)) is not None:
             boxes, row = cut
-            kept = KeptFiles(cache, boxes)
-            opening = self._files.opening(self._root, len(kept.boxes))
-            opener = kept.told(opening.opener)
-            finish = partial(self._finish_kept, here, row, kept)
-            yield from self._reading(kept.boxes, opener, n_workers, finish).tasks()
+            files = KeptFiles(cache, boxes)
+            if not len(files.boxes):  # another thread has dropped them since
+                return block
+            opening = self._files.opening(self._root, len(files.boxes))
+            opener = files.told(opening.opener)
+            finish = partial(self._finish_kept, here, row, files)
+            yield from self._reading(files.boxes, opener, n_workers, finish).tasks()
         return rest
 
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
@@ -179,12 +181,14 @@ class UnshardedRead:
         """Note the files that must be read again, because they have changed."""
         is_placed = file_boxes.shares.is_placed
         kept.drop_changed(is_placed)
-        file = block.shard[row]
-        is_kept = np.zeros(len(block.shard_coords), np.bool_)
-        is_kept[file[kept.is_kept][is_placed]] = True
-        self._job.tally.add(n_kept_inner_chunks=int(np.count_nonzero(is_kept)))
-        if not is_kept.all():
-            self._left.append(rows_of(block, ~is_kept))
+        is_done = kept.is_kept.copy()
+        is_done[kept.is_kept] = is_placed
+        # A file may have several boxes, which need not have found it as it was.
+        is_left = np.zeros(len(block.shard_coords), np.bool_)
+        is_left[block.shard[row][~is_done]] = True
+        self._job.tally.add(n_kept_inner_chunks=int(np.count_nonzero(~is_left)))
+        if is_left.any():
+            self._left.append(rows_of(block, is_left))
 
     def _finish(
         self,
