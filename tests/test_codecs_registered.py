@@ -38,6 +38,28 @@ class Mirrored(Codec):
         return flat.reshape(-1, self.width)[:, ::-1]  # neither contiguous nor bytes
 
 
+class InFortranOrder(Codec):
+    """Gives elements in Fortran order, which are its bytes one after the other."""
+
+    codec_id = "in_fortran_order"
+
+    def encode(self, buf):
+        return np.asarray(buf).tobytes(order="A")
+
+    def decode(self, buf, out=None):
+        return np.frombuffer(buf, "<f4").reshape((4, 6), order="F")
+
+
+class PlainBytes(Codec):
+    codec_id = "plain_bytes"
+
+    def encode(self, buf):
+        return bytes(buf)
+
+    def decode(self, buf, out=None):
+        return bytes(buf)
+
+
 class Objects(Codec):
     codec_id = "some_objects"
 
@@ -50,14 +72,14 @@ class Objects(Codec):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    for codec in (Mirrored, Objects):
+    for codec in (Mirrored, InFortranOrder, PlainBytes, Objects):
         monkeypatch.setitem(codec_registry, codec.codec_id, codec)
 
 
-def put(place, dtype, chunk, **codecs: Any):
+def put(place, dtype, chunk, **how: Any):
     """An array of Zarr v2 of one chunk, stored by hand."""
-    document = {"compressor": None, "filters": None} | codecs
-    document |= {"zarr_format": 2, "shape": [4, 6], "chunks": [4, 6], "order": "C"}
+    document = {"compressor": None, "filters": None, "order": "C"} | how
+    document |= {"zarr_format": 2, "shape": [4, 6], "chunks": [4, 6]}
     document |= {"dtype": dtype, "fill_value": None}
     place.mkdir(exist_ok=True)
     (place / ".zarray").write_text(json.dumps(document))
@@ -94,6 +116,21 @@ def test_what_such_a_codec_encoded_is_read_as_by_zarr(case, tmp_path):
         a = gpushard.open_array(tmp_path, device=device)
         np.testing.assert_array_equal(a[...], VALUES)
         np.testing.assert_array_equal(a[1:3, ::2], VALUES[1:3, ::2])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_in_fortran_order_has_its_bytes_as_they_lie_in_memory(order, tmp_path):
+    codec = {"id": "in_fortran_order"}
+    put(tmp_path, "<f4", VALUES.tobytes(order), compressor=codec, order=order)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path)[...], VALUES)
+    np.testing.assert_array_equal(gpushard.open_array(tmp_path)[...], VALUES)
+
+
+def test_bytes_are_taken_as_they_are_and_none_are_no_element():
+    codec = bytes_codec(CodecSpec("numcodecs:plain_bytes", {}, "compressor"))
+    np.testing.assert_array_equal(codec.decode(b"a\0\0", 3, exact=True), [97, 0, 0])
+    with pytest.raises(CorruptShardError, match="numcodecs:plain_bytes"):
+        codec.decode(b"", 1, exact=True)
 
 
 def test_text_of_a_few_labels_is_read(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numcodecs
 import numpy as np
+from numcodecs.compat import ensure_ndarray
 from numcodecs.errors import UnknownCodecError
 
 from gpushard.codecs.base import (
@@ -37,16 +38,19 @@ class RegisteredCodec(BytesCodec):
     def decode(self, encoded: HostBytes, limit: int, *, exact: bool) -> HostBytes:
         """Decoded bytes (see `BytesCodec.decode`); nobody bounds a codec's memory."""
         try:
-            decoded = np.ascontiguousarray(self.decoder.decode(encoded))
+            # As numcodecs takes what a codec gives: bytes may be none, and an array in
+            # Fortran order has its elements as they lie in memory.
+            decoded = ensure_ndarray(self.decoder.decode(encoded))
+            flat = decoded.reshape(-1, order="A")
         except MemoryError:
             raise  # this error is not about the bytes
         except Exception as error:
             raise stream_error(self.name, f"the codec says: {error}") from error
-        if decoded.dtype.hasobject:
+        if flat.dtype.hasobject:
             raise stream_error(self.name, "they decode to Python objects")
-        if decoded.nbytes > limit or (exact and decoded.nbytes != limit):
-            raise size_error(self.name, limit, decoded.nbytes, exact=exact)
-        return decoded.reshape(-1).view(np.uint8)
+        if flat.nbytes > limit or (exact and flat.nbytes != limit):
+            raise size_error(self.name, limit, flat.nbytes, exact=exact)
+        return np.ascontiguousarray(flat).view(np.uint8)
 
 
 def is_registered(identifier: str) -> bool:
