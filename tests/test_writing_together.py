@@ -222,6 +222,21 @@ def test_a_directory_that_was_moved_between_two_files_is_refused(tmp_path):
     assert os.listdir(tmp_path / "was c") == ["0"]
 
 
+def test_a_directory_that_a_link_out_of_the_store_replaced_is_refused(tmp_path):
+    root, outside = tmp_path / "a", tmp_path / "outside"
+    root.mkdir()
+    with FileWriter(LocalStore(str(root), DEFAULT)).visit() as visit:
+        with visit.locked("c/0") as file:
+            file.replace(NEW)
+        (root / "c").rename(outside)
+        (root / "c").symlink_to(outside)
+        refused = pytest.raises(gpushard.StoreError, match="out of the store's root")
+        with refused as caught, visit.locked("c/1"):
+            pass
+    assert caught.value.shard_key == "c/1"
+    assert os.listdir(outside) == ["0"]
+
+
 def test_a_directory_that_was_removed_between_two_files_is_made_again(tmp_path):
     files = FileWriter(LocalStore(str(tmp_path), DEFAULT))
     with files.visit(names_later=True) as visit:

@@ -23,6 +23,7 @@ from gpushard.stores.local.directories import (
     Directory,
     is_in_directory,
     make_directory,
+    path_of,
 )
 from gpushard.stores.local.file_locks import file_locks
 from gpushard.stores.local.locked_file import LOCK, UNDO, LockedFile, name_beside
@@ -254,3 +255,5 @@ class Visit:
                 got=str(directory.path),
                 hint="write again, and let nobody else change the store's directories",
             )
+        # A link that was put in its place may lead out of the store, where it is now.
+        directory.refuse_outside(path_of(directory.fd, str(directory.path)))
