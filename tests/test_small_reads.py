@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from array_strategies import stored_arrays
+from call_counts import n_calls
 from gpushard import Options
 from gpushard.codecs import blosc_blocks
 from gpushard.fused import choice
@@ -299,22 +299,6 @@ def test_inner_chunks_that_are_large_together_go_the_general_way(
     source = gpushard.open_array(z).source.limited(limit)
     everything = expressions.basic(..., z.shape)
     assert small.read_small(source, everything, np.empty(z.shape, "u1")) == is_small
-
-
-def n_calls(read) -> int:
-    """Functions that `read` calls, Python's and built-in ones."""
-    calls: list[str] = []
-
-    def noted(_frame, event, _what):
-        if event in ("call", "c_call"):
-            calls.append(event)
-
-    sys.setprofile(noted)
-    try:
-        read()
-    finally:
-        sys.setprofile(None)
-    return len(calls)
 
 
 @pytest.mark.parametrize("key", [np.s_[5], np.s_[5:6], np.s_[5, 10:20], np.s_[5, 7]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import sys
 from itertools import count
 
 import numpy as np
@@ -17,6 +16,7 @@ from zarr.codecs import TransposeCodec
 from zarr.storage import LocalStore as ZarrStore
 
 import gpushard
+from call_counts import n_calls
 from gpushard import Options
 from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.options import DEFAULT
@@ -307,22 +307,6 @@ def test_no_lock_outlives_a_visit_wherever_that_is_interrupted(tmp_path, monkeyp
         write()
         assert sorted(p.name for p in tmp_path.rglob("*.*")) == []
     assert n_call > 100
-
-
-def n_calls(write) -> int:
-    """Functions that `write` calls, Python's and built-in ones."""
-    calls: list[str] = []
-
-    def noted(_frame, event, _what):
-        if event in ("call", "c_call"):
-            calls.append(event)
-
-    sys.setprofile(noted)
-    try:
-        write()
-    finally:
-        sys.setprofile(None)
-    return len(calls)
 
 
 @pytest.mark.parametrize("durable", [False, True])
