@@ -1,10 +1,10 @@
 """A web server on loopback that is as slow as a network, and counts what it sends.
 
 Every answer waits as long as a network takes to bring the first byte, and each
-connection has a bandwidth of its own, as an object store's have. It runs as a process:
-``python -m benchmarks.range_server DIRECTORY LATENCY_MS MB_PER_S``. Its first line says
-the port; each line that it is sent is answered with what it has sent since the last
-one, as JSON.
+connection has a bandwidth of its own, as an object store's have. All of them may share
+a line, as they do at home. It runs as a process: ``python -m benchmarks.range_server
+DIRECTORY LATENCY_MS MB_PER_S LINE_MB_PER_S``. Its first line says the port; each line
+that it is sent is answered with what it has sent since the last one, as JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from benchmarks.process import ROOT
 
-_SLICE_NBYTES = 256 * 1024
+_SLICE_NBYTES = 64 * 1024
 _MB = 1_000_000
 
 
@@ -36,18 +36,21 @@ class Network(NamedTuple):
         Time from a request to the first byte of its answer.
     mb_per_s
         Megabytes a second of each connection; 0: as fast as they go.
+    line_mb_per_s
+        Megabytes a second of all connections together; 0: as fast as they go.
     """
 
     name: str
     latency_ms: float
     mb_per_s: float
+    line_mb_per_s: float = 0
 
 
 class RangeServer:
     """A running server; a context manager."""
 
     def __init__(self, directory: Path, network: Network) -> None:
-        figures = [str(network.latency_ms), str(network.mb_per_s)]
+        figures = [str(figure) for figure in network[1:]]
         self._process = subprocess.Popen(  # noqa: S603 - this very module
             [sys.executable, "-m", __name__, str(directory), *figures],
             stdin=subprocess.PIPE,
@@ -87,6 +90,7 @@ class _Service:
     def __init__(self, directory: Path, network: Network) -> None:
         self._directory = directory
         self._network = network
+        self._line_free = 0.0  # when it has brought all that it was given
         self.n_requests = 0
         self.nbytes = 0
 
@@ -135,13 +139,23 @@ class _Service:
         began, at = time.monotonic(), start
         while at < stop:
             part = os.pread(file, min(_SLICE_NBYTES, stop - at), at)
+            at += len(part)
+            due = self._line_due(len(part))
+            if self._network.mb_per_s:
+                due = max(due, began + (at - start) / (self._network.mb_per_s * _MB))
+            if due:
+                await asyncio.sleep(max(0, due - time.monotonic()))
             writer.write(part)
             await writer.drain()
-            at += len(part)
             self.nbytes += len(part)
-            if self._network.mb_per_s:
-                due = began + (at - start) / (self._network.mb_per_s * _MB)
-                await asyncio.sleep(max(0, due - time.monotonic()))
+
+    def _line_due(self, nbytes: int) -> float:
+        """When the line has brought these bytes, too; 0 without a line."""
+        if not self._network.line_mb_per_s:
+            return 0
+        takes_s = nbytes / (self._network.line_mb_per_s * _MB)
+        self._line_free = max(self._line_free, time.monotonic()) + takes_s
+        return self._line_free
 
 
 def _range_in(asked: str | None, nbytes: int) -> tuple[int, int]:
@@ -184,6 +198,6 @@ def _say(line: Any) -> None:
 
 
 if __name__ == "__main__":
-    directory, latency_ms, mb_per_s = sys.argv[1:]
-    network = Network("", float(latency_ms), float(mb_per_s))
+    directory, *figures = sys.argv[1:]
+    network = Network("", *map(float, figures))
     asyncio.run(_serve(_Service(Path(directory), network)))

@@ -28,8 +28,13 @@ from benchmarks.range_server import Network, RangeServer
 from benchmarks.worker import checksum
 from benchmarks.workloads import WORKLOADS, reads_of
 
-# Within a data centre; and what object stores are known for (docs/remote.md).
-NETWORKS = (Network("near", 2, 250), Network("object store", 30, 80))
+# Within a data centre; what object stores are known for (docs/remote.md); and a line of
+# 100 Mbit/s that all connections share.
+NETWORKS = (
+    Network("near", 2, 250),
+    Network("object store", 30, 80),
+    Network("home line", 40, 0, 12.5),
+)
 # Seconds after which a contender, once timed, sits out further repetitions of a row.
 _BUDGET_S = 4.0
 OURS = "gpushard_http"

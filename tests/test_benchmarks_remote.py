@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -91,3 +93,17 @@ def test_the_server_answers_ranges_and_counts_what_it_sends(tmp_path):
                 got(f"{server.url}/{name}", **headers)
             assert refused.value.code == status
             refused.value.close()
+
+
+@pytest.mark.parametrize(("mb_per_s", "line_mb_per_s"), [(1, 0), (0, 4)])
+def test_connections_have_a_bandwidth_or_share_a_line(
+    tmp_path, mb_per_s, line_mb_per_s
+):
+    """Four connections, 250 kB each; a read that is too slow proves nothing."""
+    (tmp_path / "x").write_bytes(bytes(250_000))
+    network = Network("", 0, mb_per_s, line_mb_per_s)
+    with RangeServer(tmp_path, network) as server, ThreadPoolExecutor(4) as pool:
+        began = time.monotonic()
+        answers = [*pool.map(got, [f"{server.url}/x"] * 4)]
+        assert answers == [(200, bytes(250_000))] * 4
+        assert time.monotonic() - began >= 0.24

@@ -88,7 +88,7 @@ def test_requests_of_a_small_read_over_a_network_are_under_way_together(served):
 
 
 def test_a_gap_is_read_over_only_if_it_takes_less_than_a_request(tmp_path):
-    row_nbytes, n_rows = 16 * KIB, 64
+    row_nbytes, n_rows = 4 * KIB, 64
     inner = sharding((1, row_nbytes), codecs=[LITTLE])
     shape = (n_rows, row_nbytes)
     (tmp_path / "a/c/0").mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_more_inner_chunks_than_requests_side_by_side_are_no_small_read(
         return taken[-1]
 
     monkeypatch.setattr(small, "few_chunks", touched)
-    for key, n in ((np.s_[:8], 32), (np.s_[:9], None)):
+    for key, n in ((np.s_[:16], 64), (np.s_[:17], None)):
         assert_same_bits(a[key], VALUES[key])
         found = taken.pop()
         assert (None if found is None else len(found)) == n
@@ -150,8 +150,8 @@ def test_text_over_a_network_is_no_small_read(tmp_path):
 
 
 def test_gaps_of_a_small_read_over_a_network_are_few_whatever_the_options_say(served):
-    # Each may have 64 KiB.
-    assert opened(served, LARGE.but(small_read_chunks=1024)).source.few == 32
+    # Each may have 16 KiB.
+    assert opened(served, LARGE.but(small_read_chunks=1024)).source.few == 64
 
 
 def test_no_read_over_a_network_is_small_if_the_options_say_so(served):

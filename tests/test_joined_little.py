@@ -14,8 +14,8 @@ from gpushard.fused import choice, opening
 from gpushard.reading import joined, results
 from gpushard.report import Tally
 from gpushard.selecting import expressions
+from gpushard.stores.base import NETWORK_COSTS
 from gpushard.stores.local.store import LocalStore
-from gpushard.stores.ranged import NETWORK_COSTS
 from selection_strategies import (
     basic_keys,
     orthogonal_keys,

@@ -156,23 +156,23 @@ def test_small_shards_are_fetched_as_many_at_a_time_as_the_network_bears(tmp_pat
     values = np.arange(128 * 16 * KIB, dtype="f4").reshape(128, -1)
     chunks = {"chunks": (1, 2 * KIB), "shards": (1, 16 * KIB)}
     zarr.create_array(tmp_path / "a", data=values, compressors=None, **chunks)
-    crowd = Crowd(32)
+    crowd = Crowd(64)
     with RangeServer(tmp_path / "a", before_answer=crowd.join) as server:
         a = gpushard.open_array(server.url, options=Options(**PLAIN))
         assert np.array_equal(a[...], values)
         assert server.count(method="GET") == 1 + 128
-    assert crowd.n_at_once >= 32
+    assert crowd.n_at_once >= 64
 
 
 @pytest.mark.network
 def test_connections_that_were_needed_at_once_are_kept_for_the_next_read(tmp_path):
-    """A pool of 32 threads sends requests, and the eight readers help them."""
+    """A pool of 64 threads sends requests, and the eight readers help them."""
     (tmp_path / "a").write_bytes(bytes(100))
-    requests = [ByteRequest("a", i, i + 1) for i in range(8)]
+    requests = [ByteRequest("a", i, i + 1) for i in range(10)]
     with RangeServer(tmp_path) as server:
         store = open_url(server.url, {"headers": {"X-Test": "alone in its pool"}})
         for _ in range(8):
-            crowd = Crowd(34)
+            crowd = Crowd(66)
             server.before_answer = crowd.join
             readers = [
                 threading.Thread(target=store.read, args=[requests]) for _ in range(8)
@@ -181,9 +181,9 @@ def test_connections_that_were_needed_at_once_are_kept_for_the_next_read(tmp_pat
                 reader.start()
             for reader in readers:
                 reader.join()
-            assert crowd.n_at_once >= 34
-        assert server.count() == 8 * 8 * 8
-        assert server.n_connections <= 32 + 8
+            assert crowd.n_at_once >= 66
+        assert server.count() == 8 * 8 * 10
+        assert server.n_connections <= 64 + 8
 
 
 @pytest.mark.parametrize("threads", [1, 2, 64])
@@ -274,19 +274,19 @@ def test_indexes_of_nested_shards_are_fetched_without_what_lies_between(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("side_kib", "n_indexes"), [(256, 40), (96, 0)], ids=["wide", "narrow"]
+    ("side_kib", "n_indexes"), [(256, 40), (32, 0)], ids=["wide", "narrow"]
 )
 def test_nested_shards_between_many_indexes_are_not_fetched_twice(
     tmp_path, side_kib, n_indexes
 ):
-    """Of 40 nested shards; one of 96 KiB is less than a wait for another request."""
+    """Of 40 nested shards; one of 32 KiB is less than a wait for another request."""
     side = side_kib * KIB
     values = np.repeat(np.arange(1, 41, dtype="u1")[:, None], side, 1)
     inner = ShardingCodec(chunk_shape=(1, side // 8))
     outer = ShardingCodec(chunk_shape=(1, side), codecs=[inner])
     how = {"chunks": values.shape, "serializer": outer, "compressors": None}
     zarr.create_array(tmp_path / "a", data=values, **how)
-    costs = replace(NETWORK_COSTS, idle_gap_nbytes=64 * KIB)
+    costs = replace(NETWORK_COSTS, gap_nbytes=64 * KIB, idle_gap_nbytes=16 * KIB)
     store = CountingStore(LocalStore(tmp_path / "a"), costs)
     options = Options(whole_object_max_nbytes=0, **PLAIN)
     a = gpushard.open_array(store, options=options)

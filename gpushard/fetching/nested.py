@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -22,20 +21,16 @@ from gpushard.fetching.fetch import (
 from gpushard.memory.known import KnownIndex
 from gpushard.options import MIB
 from gpushard.pages import pages_if_any
-from gpushard.planning.coalesce import Requests, coalesce_for, cut_batches
+from gpushard.planning.coalesce import coalesce_for, cut_batches
 from gpushard.planning.index import ShardIndex
 from gpushard.report import Tally
-from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.stores.base import ByteRequest, FetchCosts, lasts
+from gpushard.stores.base import ByteRequest, lasts
 
 # The bytes fetched at a time to find indexes take at most one part in `_SHARE` of the
 # memory limit, in `_REQUESTS` requests or more. The bytes that lie between neighbouring
 # indexes are fetched with them and count, too.
 _SHARE, _REQUESTS = 8, 4
-# What a network brings to all connections while it keeps a request waiting: 1 Gbit/s in
-# 30 ms. In as many bytes of gaps there are fewer requests, which wait in fewer turns.
-_TURN_NBYTES = 4 * MIB
 # From files no more is read at a time, into one piece of memory that stays in a cache.
 _CACHED_NBYTES = 4 * MIB
 
@@ -167,8 +162,6 @@ def _read_ranges(
     most_nbytes = max(1, min(costs.max_request_nbytes, room // _REQUESTS))
     among = np.array(parent, np.int64)
     requests = coalesce_for(costs, among, starts, stops, most_nbytes)
-    if costs.idle_gap_nbytes is not None:
-        requests = _narrower(costs, requests, (among, starts, stops), most_nbytes)
     byte_requests: list[ByteRequest] = []
     columns = (requests.source, requests.start, requests.stop)
     for p, first, last in zip(*(c.tolist() for c in columns), strict=True):
@@ -195,23 +188,6 @@ def _read_ranges(
         n_index_requests=len(byte_requests), index_nbytes=int(requests.nbytes.sum())
     )
     return pieces
-
-
-def _narrower(
-    costs: FetchCosts,
-    requests: Requests,
-    ranges: tuple[Ints, Ints, Ints],
-    most_nbytes: int,
-) -> Requests:
-    """The requests, or those without wide gaps, if the gaps cost more than waits.
-
-    Between indexes lies payload, which most reads want anyway and fetch afterwards.
-    """
-    close = replace(costs, gap_nbytes=costs.idle_gap_nbytes or 0)
-    narrow = coalesce_for(close, *ranges, most_nbytes)
-    n_turns = (len(narrow.start) - len(requests.start)) / costs.concurrency
-    gaps_nbytes = int(requests.nbytes.sum() - narrow.nbytes.sum())
-    return narrow if gaps_nbytes > n_turns * _TURN_NBYTES else requests
 
 
 def _into(

@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import FetchCosts
 
-# As long as there would be more requests than run at a time, gaps this many times as
-# large are read over.
-_WIDENED = 4
 # Numbers up to this one can be added without an overflow.
 _MOST_SORTED = 2**62
 
@@ -119,12 +116,11 @@ def coalesce_for(
         max_request_nbytes=max_request_nbytes,
         is_bound=costs.bounds_requests,
     )
-    gap_nbytes = costs.idle_gap_nbytes or costs.gap_nbytes
-    requests = join(gap_nbytes=gap_nbytes)
-    while len(requests.start) > costs.concurrency and gap_nbytes < costs.gap_nbytes:
-        gap_nbytes = min(_WIDENED * gap_nbytes, costs.gap_nbytes)
-        requests = join(gap_nbytes=gap_nbytes)
-    return requests
+    if costs.idle_gap_nbytes is not None:
+        requests = join(gap_nbytes=costs.idle_gap_nbytes)
+        if len(requests.start) <= costs.concurrency:
+            return requests
+    return join(gap_nbytes=costs.gap_nbytes)
 
 
 def _by_source_and_start(source: Ints, start: Ints) -> Ints:

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.options import KIB, MIB
+
 
 class ByteRequest(NamedTuple):
     """Half-open byte range ``[start, stop)`` of one object.
@@ -159,6 +161,19 @@ class FetchCosts:
         A store in this process answers with views, or in one thread.
         """
         return self.answers_in_own_memory and self.prefers_whole_objects
+
+
+# Of a store behind a network, and of one that is not known. Object stores answer after
+# 20 to 100 ms, with 50 to 100 MB/s a connection: 4 MiB take about as long as the wait
+# for them. Gaps are narrow and requests many, because nobody knows what a line brings
+# (`docs/decisions/2026-11-29-narrow-gaps.md`).
+NETWORK_COSTS = FetchCosts(
+    gap_nbytes=64 * KIB,
+    max_request_nbytes=4 * MIB,
+    concurrency=64,
+    prefers_whole_objects=True,
+    idle_gap_nbytes=16 * KIB,
+)
 
 
 @runtime_checkable

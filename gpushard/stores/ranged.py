@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from gpushard.options import KIB, MIB, Options
+from gpushard.options import Options
 from gpushard.stores.answers import (
     Answer,
     Client,
@@ -38,18 +38,6 @@ from gpushard.stores.wholes import (
     refuse_large_object,
 )
 from gpushard.workers import run_side_by_side
-
-# Object stores answer after 20 to 100 ms, with 50 to 100 MB/s a connection: 4 MiB take
-# about as long as the wait for them, and 32 connections fill 25 Gbit/s. As long as
-# connections are idle, only gaps that take less than a request does are read over
-# (`docs/decisions/2026-11-29-reads-over-networks.md`).
-NETWORK_COSTS = FetchCosts(
-    gap_nbytes=MIB,
-    max_request_nbytes=4 * MIB,
-    concurrency=32,
-    prefers_whole_objects=True,
-    idle_gap_nbytes=64 * KIB,
-)
 
 _MISSING, _FORBIDDEN, _PRECONDITION_FAILED, _UNSATISFIABLE = 404, 403, 412, 416
 # What servers without suffix ranges answer to them.

@@ -41,9 +41,9 @@ _UNITS = {
 }
 # A year: the clocks of systems do not count as far as a timedelta does.
 _MOST_S = 365 * 86_400.0
-# 32 threads of a pool send requests, and so do readers who find all of these busy. If
+# 64 threads of a pool send requests, and so do readers who find all of these busy. If
 # fewer connections were kept, each large read would make some anew.
-_MOST_IDLE = 64
+_MOST_IDLE = 96
 # What concerns HTTP/2, uploads, and the order of a host's addresses.
 _WITHOUT_EFFECT = frozenset(
     (

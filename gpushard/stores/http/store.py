@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from gpushard.options import Options
+from gpushard.stores.base import NETWORK_COSTS
 from gpushard.stores.failures import without_credentials
 from gpushard.stores.http.client import HttpClient
 from gpushard.stores.http.settings import HttpSettings
 from gpushard.stores.patience import Patience
-from gpushard.stores.ranged import NETWORK_COSTS, RangedStore
+from gpushard.stores.ranged import RangedStore
 
 
 class HttpStore(RangedStore):

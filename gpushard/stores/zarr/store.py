@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING
 from gpushard.errors import StoreError
 from gpushard.forks import after_fork
 from gpushard.options import KIB, MIB
-from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.base import (
+    NETWORK_COSTS,
+    ByteRequest,
+    FetchCosts,
+    Fetched,
+)
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key, told
 from gpushard.stores.local.root import absolute
@@ -33,15 +38,8 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.buffer import BufferPrototype
 
-# An unknown store counts as behind a network; `ranged` explains the figures.
-_UNKNOWN_COSTS = FetchCosts(
-    gap_nbytes=MIB,
-    max_request_nbytes=4 * MIB,
-    concurrency=32,
-    prefers_whole_objects=True,
-    answers_in_own_memory=True,
-    idle_gap_nbytes=64 * KIB,
-)
+# Clients of zarr's stores seldom have more connections (s3fs: 10).
+_UNKNOWN_COSTS = replace(NETWORK_COSTS, concurrency=32, answers_in_own_memory=True)
 # A request to a store in this process costs about 100 us in zarr's event loop.
 _PROCESS_COSTS = FetchCosts(
     gap_nbytes=64 * KIB,
