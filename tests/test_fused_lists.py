@@ -27,7 +27,6 @@ from fused_cases import (
     take_way,
     watch_sinks,
 )
-from gpushard.fused import boxes
 from gpushard.fused.boxes import Lists
 from gpushard.fused.columns import LIST_AXIS, LIST_FIRST, N_LISTED
 from gpushard.selecting.projection import Members
@@ -59,13 +58,6 @@ def arrays(request, tmp_path_factory):
     return made.full, [gpushard.open_array(o, options=FUSED) for o in opened]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def listed_whatever_their_size():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(boxes, "_FAR_NBYTES", 1)
-        yield
-
-
 @given(st.data())
 def test_any_index_reads_as_numpy_reads_it(arrays, data):
     full, opened = arrays
@@ -92,7 +84,6 @@ def test_elements_in_any_order_are_not_left_to_the_plain_way(arrays, way, monkey
 def test_single_elements_along_one_axis_are_not_left_to_the_plain_way(
     shape, way, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(boxes, "_FAR_NBYTES", 512)
     values = np.random.default_rng(3).integers(0, 9, shape, "i2")
     chunks, shards = (tuple(min(n, most) for n in shape) for most in (100, 500))
     how: Any = {"chunks": chunks, "shards": shards}
@@ -130,16 +121,21 @@ def test_lists_name_every_element_once(inner, data):
             assert list(listed) == want[mine].tolist()
 
 
-def test_long_runs_and_small_elements_make_no_lists(monkeypatch):
+def test_long_runs_make_no_lists_unless_they_are_many_and_close_in_the_output():
     members = Members(np.array([0, 6]), np.arange(6) * 5 % 6, np.arange(6))
     assert Lists.of(members, 0, 8) is not None
     assert Lists.of(members._replace(in_index=np.arange(6) // 3 + 2), 0, 8) is not None
     assert Lists.of(members._replace(in_index=np.tile([0, 1], 3)), 0, 8) is None
     assert Lists.of(members._replace(in_index=np.arange(6)), 0, 8) is None
-    monkeypatch.setattr(boxes, "_FAR_NBYTES", 512)
-    assert Lists.of(members, 0, -512) is not None
-    assert Lists.of(members, 0, 511) is None
-    assert Lists.of(members, 0, 511, is_alone=True) is not None
+    for n_runs, stride, are_listed in (
+        (16, 8, False),
+        (17, 8, True),
+        (17, -511, True),
+        (17, 512, False),
+    ):
+        inner = np.arange(3 * n_runs) // 3 + np.arange(3 * n_runs)
+        pairs = Members(np.array([0, len(inner)]), inner, np.arange(len(inner)))
+        assert (Lists.of(pairs, 0, stride) is not None) == are_listed
 
 
 LONG, N = 520, 103

@@ -72,28 +72,21 @@ class Lists(NamedTuple):
     held: tuple[Ints, Ints]
 
     @classmethod
-    def of(
-        cls, members: Members, axis: int, out_stride: int, *, is_alone: bool = False
-    ) -> Lists | None:
+    def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
         """Lists of an axis; None if boxes of runs of its elements are better.
 
         Parameters
         ----------
         out_stride
             Bytes between neighbouring elements of the output along the axis.
-        is_alone
-            Whether one element is taken along all other axes. Then a list is better
-            even if neighbours are close in the output, because NumPy would place few
-            elements at a time.
         """
-        if abs(out_stride) < _FAR_NBYTES and not is_alone:
-            return None
         inner, outer = map(np.ascontiguousarray, members[1:])
         begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
         is_next = _follows(inner, outer)
         is_next[begin[1:] - 1] = False
-        n_runs = n - np.count_nonzero(is_next)
-        if n_runs <= n_cells or n >= _LONG_RUN * n_runs:
+        n_runs = n - int(np.count_nonzero(is_next))
+        are_few = not _are_too_many(n_runs, n_cells, out_stride)
+        if n_runs <= n_cells or (n >= _LONG_RUN * n_runs and are_few):
             return None
         first = np.minimum.reduceat(inner, begin)
         last = np.maximum.reduceat(inner, begin)
@@ -139,12 +132,7 @@ class GridLanding(NamedTuple):
         out, lists = GridTarget(part, out).out, None
         for axis, projection in enumerate(part.projections):
             if projection.members is not None:
-                lists = Lists.of(
-                    projection.members,
-                    axis,
-                    out.strides[axis],
-                    is_alone=out.size == out.shape[axis],
-                )
+                lists = Lists.of(projection.members, axis, out.strides[axis])
         return cls(part, address_of(out), out.shape, out.strides, lists)
 
 
@@ -245,7 +233,7 @@ def _cut_part(
     row, is_cut = np.arange(n_chunks), False
     for axis, (_, nth) in enumerate(along):
         if nth is not None:
-            if are_too_many(len(nth), n_chunks, landing.strides[axis]):
+            if _are_too_many(len(nth), n_chunks, landing.strides[axis]):
                 return None
             row, is_cut = nth, True
     boxes = np.empty((len(row), FIRST_LENGTH + len(along)), np.int64)
@@ -319,8 +307,8 @@ def _runs_at(members: Members, at: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return nth[starts], inner[starts], outer[starts], length
 
 
-def are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
-    """Whether that many boxes take longer than NumPy takes to place the inner chunks.
+def _are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
+    """Whether so many boxes take longer than a list, or NumPy, places the elements.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from gpushard.fetching.fetch import fetch_indexes
 from gpushard.fetching.index_room import most_indexes
 from gpushard.fetching.job import Job
 from gpushard.fused.addresses import address_of
-from gpushard.fused.boxes import GridLanding, are_too_many
+from gpushard.fused.boxes import GridLanding
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
 from gpushard.fused.files import (
@@ -281,10 +281,6 @@ def sharded_read(
     ):
         return None
     cells = axis_cells(landing, chain.strides, source.layout)
-    for axis, projection in enumerate(landing.part.projections):
-        n_cells = cells[axis].columns.shape[1]
-        if are_too_many(n_cells, projection.n_cells, landing.strides[axis]):
-            return None
     return ShardedRead(placer, landing, cells, job, chain.plannable_store)
 
 
