@@ -111,6 +111,17 @@ def test_a_shard_at_the_edge_is_whole_with_the_chunks_that_the_array_has(below):
     assert below.asked == [("set", "data/root/a/c0/1")]
 
 
+def test_chunks_behind_the_grid_are_no_more_lost_than_others():
+    # As where somebody has made the array larger, or smaller, in the meantime.
+    store = ShardedStore({}, (2, 2), "a", grid_shape=(3, 2))
+    behind = [chunk(3, 0), chunk(6, 0), chunk(7, 0)]
+    for key in behind:
+        store[key] = b"behind"
+    assert list(store) == behind
+    store.erase(behind[1])
+    assert list(store) == [behind[0], behind[2]]
+
+
 def test_a_chunk_is_written_with_two_reads_and_one_write(store, below):
     store.set(chunk(0, 1), b"longer")
     assert below.asked == [("get", 1), ("get", 2), ("set", SHARD_00)]

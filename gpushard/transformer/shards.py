@@ -72,10 +72,9 @@ class Shards:
 
     def change(self, changes: Mapping[str, Mapping[int, bytes | None]]) -> None:
         """Write shards with changed chunks; None erases a chunk."""
+        # Chunks that the array does not have show that it has become another one.
         available = self._keys.available
-        partial = [
-            key for key, of in changes.items() if not available(key) <= of.keys()
-        ]
+        partial = [key for key, of in changes.items() if available(key) != of.keys()]
         held = self._held(partial, changes)
         for key, change in changes.items():
             chunks = held.get(key, {})
