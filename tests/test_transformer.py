@@ -183,6 +183,13 @@ def test_values_that_are_no_bytes_are_refused(value, key, store, below):
     assert not [call for call in below.asked[asked:] if call[0] == "set"]
 
 
+def test_a_key_with_thousands_of_digits_is_none_of_a_chunk(store):
+    key = chunk("1" * 5000, 0)
+    assert key not in store
+    store[key] = b"x"
+    assert key in list(store)
+
+
 def test_a_mapping_raises_key_errors(store):
     for operation in (store.__getitem__, store.__delitem__):
         with pytest.raises(KeyError):

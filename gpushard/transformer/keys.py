@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 from gpushard.arguments import instance
 
 Coordinate = tuple[int, ...]
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
+# No array has a chunk of a longer number, and Python refuses to parse very long ones.
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class ChunkPlace(NamedTuple):
