@@ -14,14 +14,15 @@ from gpushard.memory.known import _MOST_ENTRIES, IndexCache
 from gpushard.placing.place import HostSink
 from gpushard.placing.scatter import GridTarget
 from gpushard.selecting.selection import SliceAxis
+from gpushard.transformer.shards import Shards
 
 HAS_LOOPS = find_spec("numba") is not None
 needs_loops = pytest.mark.skipif(not HAS_LOOPS, reason="needs the compiled loops")
 
 
 def test_a_short_run_finds_nothing():
-    done = histories.explored(5, seed=1)
-    assert done.total() == 5 * histories.N_STEPS
+    done = histories.explored(6, seed=1)
+    assert done.total() == 6 * histories.N_STEPS
     assert done.keys() == {step.__name__ for step in histories.STEPS}
 
 
@@ -78,10 +79,23 @@ def loses_the_first_row_of_a_share(monkeypatch):
     monkeypatch.setattr(Shares, "__init__", init)
 
 
+def loses_a_chunk_of_a_shard_that_the_transformer_writes_anew(monkeypatch):
+    good = Shards._held
+
+    def held(self, shard_keys, changes):
+        found = good(self, shard_keys, changes)
+        for chunks in filter(None, found.values()):
+            chunks.popitem()
+        return found
+
+    monkeypatch.setattr(Shards, "_held", held)
+
+
 PLANTED = (
     (keeps_inner_chunks_of_any_version, (26, 31, 36)),
     (leaves_a_missing_inner_chunk_out, (2, 3, 4)),
     (turns_a_reversed_axis_around_twice, (2, 3, 4)),
+    (loses_a_chunk_of_a_shard_that_the_transformer_writes_anew, (13, 48, 62)),
     pytest.param(loses_the_first_row_of_a_share, (29, 45, 86), marks=needs_loops),
 )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import shutil
 import tempfile
 import warnings
@@ -32,11 +33,12 @@ from fuzz.history_arrays import (
     Files,
     Output,
     objects_of,
-    random_document,
+    random_documents,
     random_options,
     target_of,
 )
-from fuzz.history_keys import Chosen, random_key, region
+from fuzz.history_historic import HistoricArray
+from fuzz.history_keys import Chosen, random_key, read_by, region
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, WriteOptions, source, stored
 from gpushard.errors import OptionError, UnsupportedError
@@ -93,10 +95,11 @@ class History:
         self.hurt: dict[str, bytes] = {}
         self.saved: list[tuple[str, bytes | None, NDArray[Any]]] = []
         self.arena = Arena(self.rng.choice((1 << 14, 1 << 16, 1 << 20)))
-        document, self.sees_flips = random_document(self.rng)
-        self.objects = objects_of(document, place if self.rng.random() < 0.5 else None)
-        with quiet_zarr():
-            self.zarr = zarr.open_array(self.objects.place, mode="r+")
+        self.is_historic = seed % 7 == 6
+        if self.is_historic:
+            self._make_historic(place)
+        else:
+            self._make(place)
         dtype = self.zarr.dtype.newbyteorder("=")
         chunk_nbytes = math.prod(self.zarr.chunks) * dtype.itemsize
         self.target = target_of(self.objects, self.arena, self.rng, chunk_nbytes)
@@ -115,6 +118,19 @@ class History:
                 inside[...] = self._values(inside.shape)
         with quiet_zarr():
             self.zarr[...] = self.want
+
+    def _make(self, place: Path) -> None:
+        documents, self.sees_flips = random_documents(self.rng)
+        where = place if self.rng.random() < 0.5 else None
+        self.objects = objects_of(documents, where)
+        with quiet_zarr():
+            self.zarr: Any = zarr.open_array(self.objects.place, mode="r+")
+
+    def _make_historic(self, place: Path) -> None:
+        self.zarr, self.sees_flips = HistoricArray(self.rng), False
+        where = place if self.rng.random() < 0.5 else None
+        self.objects = objects_of(self.zarr.documents, where)
+        self.zarr.reach(self.objects)
 
     def run(self, steps: Sequence[int]) -> None:
         """Do the steps of these numbers."""
@@ -245,8 +261,10 @@ class History:
         self.settle()
 
     def write_by_zarr(self) -> None:
-        """Write by zarr-python."""
+        """Write by zarr-python, or what stands for it; it finds what was written."""
         self.mend()
+        with quiet_zarr():
+            assert np.array_equal(self.zarr[...], self.want)
         bounds = [
             sorted(self.rng.randrange(n + 1) for _ in range(2)) for n in self.want.shape
         ]
@@ -288,6 +306,8 @@ class History:
             if self.sees_flips and rng.random() < 0.5:
                 data[at] ^= 1 << rng.randrange(8)
             else:
+                # Nothing tells a part of a historic index from another one.
+                at = 0 if self.is_historic else at
                 del data[rng.choice((0, at, len(data) - 1)) :]
             self.objects.put(key, bytes(data), in_place=rng.random() < 0.5)
         self.settle()
@@ -309,8 +329,7 @@ class History:
         return [self.rng.choice(keys)] if keys else []
 
     def _region_of(self, key: str) -> tuple[slice, ...]:
-        numbers = key.removeprefix("c/").replace(".", "/").split("/")
-        return region([*map(int, numbers)], self.cell)
+        return region([*map(int, re.findall("[0-9]+", key))], self.cell)
 
     def _values(self, shape: tuple[int, ...]) -> NDArray[Any]:
         rng = np.random.default_rng(self.rng.getrandbits(32))
@@ -337,16 +356,6 @@ STEPS: dict[Callable[[History], None], float] = {
     History.damage: 2,
     History.mend: 1,
 }
-
-
-def read_by(array: Any, some: list[Chosen], how: dict[str, Any]) -> list[Any]:
-    """Results of a read: by a door if nothing is said of how, else by `read`."""
-    one, outs = some[0], how.get("out", [None])
-    if not how:
-        return [(getattr(array, one.door) if one.door else array)[one.key]]
-    if len(some) > 1:
-        return array.read_many([one.wanted for one in some], **how)
-    return [array.read(one.wanted, **how | {"out": outs[0]})]
 
 
 def has_clock(seed: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -21,6 +20,7 @@ from asked_store import BY_PRICE, IN_REQUESTS, IN_SHARES
 from gpushard import Options
 from gpushard.errors import ObjectChangedError
 from gpushard.stores.base import ByteRequest, Fetched
+from historic_arrays import json_bytes
 from spec_shards import document, sharding
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _CHAINS: dict[str, list[Any]] = {
 }
 # Of these, any bit that is flipped is seen.
 _CHECKED = frozenset(("crc32c", "zstd, crc32c", "gzip"))
+_DOCUMENTS = frozenset(("zarr.json", ".zarray", ".zattrs", "meta/root.array.json"))
 
 
 class Arena:
@@ -136,7 +137,7 @@ class Files:
         return sorted(
             path.relative_to(self.place).as_posix()
             for path in found
-            if not path.name.startswith((".", "z"))
+            if not path.name.startswith((".", "z", "root."))
         )
 
     def get(self, key: str) -> bytes | None:
@@ -177,7 +178,7 @@ class Held:
         self.place, self._held = store, store._store_dict
 
     def keys(self) -> list[str]:
-        return sorted(self._held.keys() - {"zarr.json", ".zarray", ".zattrs"})
+        return sorted(self._held.keys() - _DOCUMENTS)
 
     def get(self, key: str) -> bytes | None:
         found = self._held.get(key)
@@ -238,11 +239,11 @@ class ArenaStore:
         return None
 
 
-def objects_of(document: dict[str, Any], place: Path | None) -> Files | Held:
+def objects_of(documents: dict[str, bytes], place: Path | None) -> Files | Held:
     """Where the objects of a new array lie: in files, or in memory."""
-    name = "zarr.json" if document["zarr_format"] == 3 else ".zarray"
     objects = Held(MemoryStore()) if place is None else Files(place)
-    objects.put(name, json.dumps(document).encode())
+    for key, data in documents.items():
+        objects.put(key, data)
     return objects
 
 
@@ -268,8 +269,8 @@ def random_options(rng: random.Random) -> Options:
     )
 
 
-def random_document(rng: random.Random) -> tuple[dict[str, Any], bool]:
-    """A document of v3, or of v2; and whether any bit flipped in an object is seen."""
+def random_documents(rng: random.Random) -> tuple[dict[str, bytes], bool]:
+    """Documents of v3, or of v2; and whether any bit flipped in an object is seen."""
     ndim, name = rng.choice((1, 2, 2, 2, 3)), rng.choice(_NAMES)
     is_large = rng.random() < 0.08
     sides = [(1, 16, 64, 300, 1000), (1, 3, 5, 8, 16, 32), (1, 3, 5, 8)][ndim - 1]
@@ -286,7 +287,8 @@ def random_document(rng: random.Random) -> tuple[dict[str, Any], bool]:
     ]
     fill = rng.random() < 0.5 if name == "bool" else rng.choice((0, 7))
     if layout == "v2":
-        return _v2_document(rng, np.dtype(name), (shape, cells[0], fill)), False
+        made = _v2_document(rng, np.dtype(name), (shape, cells[0], fill))
+        return {".zarray": json_bytes(made)}, False
     chain = rng.choice(("raw", "raw", *_CHAINS))
     codecs = [codec("bytes", endian="big" if rng.random() < 0.2 else "little")]
     codecs += _CHAINS[chain]
@@ -299,7 +301,7 @@ def random_document(rng: random.Random) -> tuple[dict[str, Any], bool]:
     for cell in cells[:-1]:
         codecs = [sharding(cell, codecs=codecs, index_location=location)]
     made = document(shape, cells[-1], *codecs, dtype=name, fill_value=fill)
-    return made, chain in _CHECKED
+    return {"zarr.json": json_bytes(made)}, chain in _CHECKED
 
 
 def _v2_document(

@@ -60,6 +60,16 @@ def random_key(
     return Chosen("vindex", key, wanted, lambda full: full[key])
 
 
+def read_by(array: Any, some: list[Chosen], how: dict[str, Any]) -> list[Any]:
+    """Results of a read: by a door if nothing is said of how, else by `read`."""
+    one, outs = some[0], how.get("out", [None])
+    if not how:
+        return [(getattr(array, one.door) if one.door else array)[one.key]]
+    if len(some) > 1:
+        return array.read_many([one.wanted for one in some], **how)
+    return [array.read(one.wanted, **how | {"out": outs[0]})]
+
+
 def region(at: Sequence[int], cell: Sequence[int]) -> tuple[slice, ...]:
     """Elements of a cell of a grid."""
     return tuple(slice(i * n, i * n + n) for i, n in zip(at, cell, strict=True))
