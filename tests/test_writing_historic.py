@@ -312,12 +312,6 @@ def test_what_is_there_already_is_kept_unless_overwritten(format_name, tmp_path)
     assert_read_by_both(tmp_path, format_name, np.zeros((20, 18)))
 
 
-def test_the_draft_is_not_mixed_with_another_format(tmp_path):
-    zarr.create_group(tmp_path)
-    with pytest.raises(gpushard.GpushardError, match="another format"):
-        new(tmp_path, DRAFT, path="a")
-
-
 @every_format
 @pytest.mark.parametrize(
     ("changes", "words"),

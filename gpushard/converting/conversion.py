@@ -45,8 +45,8 @@ from gpushard.writing.blueprint import (
     plain_keys,
     put_group,
     put_groups_above,
-    refuse_below_array,
     refuse_occupied,
+    refuse_unfit_place,
 )
 
 
@@ -156,7 +156,7 @@ class Conversion:
         """Plan each array; raises before any work if an array cannot be converted."""
         writer_of(self.to)  # here, where the error names the destination
         refuse_lasting(self.to)
-        refuse_below_array(self.to, self.place)
+        refuse_unfit_place(self.to, self.place)
         jobs: dict[str, _Job] = {}
         for path, layout in self.nodes.arrays.items():
             with naming(self.store, layout.path):

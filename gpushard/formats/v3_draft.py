@@ -37,8 +37,9 @@ TRANSFORMER = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"
 """Sharding as a writer names it; the draft's text has another address."""
 SHARD_FORMAT = "indexed"
 """The only type of the sharding transformer."""
+DRAFT_SUFFIX = ".json"
+"""What the names of documents end in, unless the root says otherwise."""
 
-_SUFFIX = ".json"
 _CODEC = "spec/codec/"
 _CODEC_ADDRESS = "https://purl.org/zarr/spec/codec/{}/1.0"
 # Address that the draft's writer gave for the description of complex numbers.
@@ -71,7 +72,7 @@ def parse_root(document: Mapping[str, Any]) -> str:
             what = "the draft of Zarr v3 is unknown"
             raise unsupported(what, name, PROTOCOL, value)
     _refuse_extensions(document)
-    suffix = document.get("metadata_key_suffix", _SUFFIX)
+    suffix = document.get("metadata_key_suffix", DRAFT_SUFFIX)
     if not isinstance(suffix, str):
         what = "the suffix of the metadata keys is not valid"
         raise wrong(what, "metadata_key_suffix", "a string", suffix)
@@ -234,7 +235,7 @@ def root_document() -> dict[str, Any]:
     return {
         "extensions": [],
         "metadata_encoding": PROTOCOL,
-        "metadata_key_suffix": _SUFFIX,
+        "metadata_key_suffix": DRAFT_SUFFIX,
         "zarr_format": PROTOCOL,
     }
 

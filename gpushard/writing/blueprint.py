@@ -17,7 +17,7 @@ from gpushard.formats.new_historic import (
     encoded_document,
     prototype_documents,
 )
-from gpushard.formats.v3_draft import is_root, root_document
+from gpushard.formats.v3_draft import DRAFT_SUFFIX, is_root, parse_root, root_document
 from gpushard.formats.v3_draft import parse_array as parse_draft_array
 from gpushard.hierarchies.documents import (
     DRAFT_DATA,
@@ -76,8 +76,10 @@ class Blueprint:
 
     def make(self, store: Store, *, overwrite: bool) -> None:
         """Make the array, and the groups above it up to the root, where nothing is."""
-        if self.group is not None:
-            refuse_below_array(store, self.layout.path)
+        if self.root is None:
+            refuse_unfit_place(store, self.layout.path)
+        else:
+            _refuse_below_draft_array(store, self.layout.path)
         if overwrite:
             self.clear(store)
         self.put(store)
@@ -107,12 +109,14 @@ class Blueprint:
 
     def _put_root(self, store: Store, key: str, document: bytes) -> None:
         pieces = [np.frombuffer(document, np.uint8)]
-        if writer_of(store).create(key, pieces):
-            return
-        found = decode_document(store.get(key) or b"{}", key, self.layout.path)
-        if not is_root(found):
+        is_other = bool(existing(store, (V2_ARRAY, V2_GROUP)))
+        if not is_other and not writer_of(store).create(key, pieces):
+            found = decode_document(store.get(key) or b"{}", key, self.layout.path)
+            is_other = not is_root(found) or parse_root(found) != DRAFT_SUFFIX
+        if is_other:
             raise OptionError(
-                "the store's root is of another format than the draft of Zarr v3",
+                "the store's root is of another format than the draft of Zarr v3,"
+                " or names its documents otherwise",
                 hint="choose another store, or pass overwrite=True with no path",
             )
 
@@ -174,18 +178,38 @@ def _places_above(place: str) -> list[str]:
     return ["/".join(parts[:n]) for n in range(len(parts))]
 
 
-def refuse_below_array(store: Store, place: str) -> None:
-    """Refuse a place below an array; broken documents above it refuse nothing."""
+def refuse_unfit_place(store: Store, place: str) -> None:
+    """Refuse a place below an array, or in a hierarchy of the draft of Zarr v3.
+
+    Broken documents above it refuse nothing.
+    """
     documents = (V3_DOCUMENT, V2_ARRAY)
     keys = [join(at, name) for at in _places_above(place) for name in documents]
     for key, document in read_documents(store, keys)[0].items():
         path, _, name = key.rpartition("/")
         if name == V2_ARRAY or document.get("node_type") == "array":
+            raise _below_array(path)
+        if is_root(document):
+            # Documents of groups would hide the hierarchy's arrays from readers.
             raise OptionError(
-                "a place above is an array, and only groups have arrays below them",
-                got=f"an array at {path!r}" if path else "an array at the root",
-                hint="choose a path beside that array",
+                "the place is in a hierarchy of the draft of Zarr v3",
+                got=f"the root of one at {path!r}",
+                hint="choose another store, or write to it in the draft's format",
             )
+
+
+def _refuse_below_draft_array(store: Store, place: str) -> None:
+    above = {_draft_key(at): at for at in _places_above(place)}
+    for key in existing(store, [*above]):
+        raise _below_array(above[key])
+
+
+def _below_array(path: str) -> OptionError:
+    return OptionError(
+        "a place above is an array, and only groups have arrays below them",
+        got=f"an array at {path!r}" if path else "an array at the root",
+        hint="choose a path beside that array",
+    )
 
 
 def refuse_occupied(store: Store, keys: Sequence[str]) -> None:
@@ -249,8 +273,8 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
         HistoricArguments.parse("v3-draft-transformer", arguments)
     )
     metadata, data_path = join(DRAFT_METADATA, place), join(DRAFT_DATA, place)
-    key = f"{metadata}.array.json"
-    taken = (key, f"{metadata}.group.json")
+    key = _draft_key(place)
+    taken = (key, f"{metadata}.group{DRAFT_SUFFIX}")
     # If the array is the root, documents of other formats are in its way as well.
     other = () if place else (V2_ARRAY, V2_GROUP)
     below = (metadata, data_path) if place else ("",)
@@ -261,6 +285,11 @@ def _draft(arguments: ArrayArguments, place: str, options: Options) -> Blueprint
         below,
         (V3_DOCUMENT, encoded_document(root_document())),
     )
+
+
+def _draft_key(place: str) -> str:
+    """Key of the document of an array of the draft of v3."""
+    return f"{join(DRAFT_METADATA, place)}.array{DRAFT_SUFFIX}"
 
 
 def plain_keys(place: str) -> tuple[str, ...]:

@@ -63,8 +63,9 @@ def create_array(  # noqa: PLR0913 - two by position, the rest by name
     Raises
     ------
     OptionError
-        There is an array or group at `path` already or an array above it, zarr refuses
-        an argument, or the write strategy does not suit the array.
+        There is an array or group at `path` already, an array above it, or a hierarchy
+        of the draft around it; zarr refuses an argument; or the write strategy does not
+        suit the array.
     UnsupportedError
         gpushard cannot read or write such an array, or cannot write to the store.
     StoreError
