@@ -101,8 +101,8 @@ class Group(Mapping[str, Array]):
     """Arrays of a group by name; ``group["a/b"]`` reaches into groups below.
 
     Iterating gives the names of the arrays directly below the group, and of broken
-    nodes there; `groups` has the names of the groups. An array is opened when it is
-    asked for, as it is then; a broken node raises its error.
+    nodes there; `groups` has the names of the groups. An array is opened, or found with
+    `in`, when it is asked for, as it is then; a broken node raises its error.
 
     Without consolidated metadata, the first question for names lists the store and
     reads the documents of all children. `items` and `values` do so each time, and open
@@ -272,7 +272,11 @@ class Group(Mapping[str, Array]):
         if not isinstance(name, str):
             return False
         contents = self._contents
-        if contents is None or not contents.is_listed or "/" in name:
+        if contents is not None and contents.children.get(name) == "group":
+            return False
+        # As of `[]`: what was listed may be gone, and the listing was maybe for a hint.
+        known = self._document.known
+        if known is None or not known.is_listed or "/" in name:
             try:
                 return self._finds(name)
             except StoreError:
@@ -282,7 +286,8 @@ class Group(Mapping[str, Array]):
                 contents = self._looked_up()
                 if not contents.is_listed:
                     raise
-        return contents.children.get(name) == "array"
+            return contents.children.get(name) == "array"
+        return known.children.get(name) == "array"
 
     def _finds(self, name: str) -> bool:
         """Whether there is an array, or a broken node."""

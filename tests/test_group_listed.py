@@ -64,11 +64,22 @@ def test_an_array_is_opened_as_it_is_and_not_as_it_was_listed(tmp_path, zarr_for
     put("a", "f4")
     put("c", "u1")
     shutil.rmtree(tmp_path / "b")
+    assert [name in g for name in "abc"] == [True, False, True]
     assert g["a"][...].tolist() == g.on_host()["a"][...].tolist() == [1.0, 1.0]
     assert {name: a.dtype for name, a in g.items()} == {"a": "f4", "c": "u1"}
     assert [a.dtype for a in g.values()] == ["f4", "u1"]
     with pytest.raises(gpushard.NotFoundError, match=r"no array 'b'.*; it has a"):
         g["b"]
+
+
+@pytest.mark.parametrize("look", [repr, lambda g: g.get("b")])
+def test_a_look_at_a_group_does_not_hide_arrays_that_come_later(tmp_path, look):
+    root = zarr.create_group(tmp_path)
+    g = gpushard.open_group(tmp_path)
+    look(g)
+    root.create_array("b", shape=(2,), dtype="u1")
+    assert "b" in g
+    assert g["b"].shape == (2,)
 
 
 def test_many_arrays_are_opened_with_one_listing(tmp_path):
