@@ -230,6 +230,26 @@ class NumpyLike(ABC):
         """Whether it has rows; of no dimension, the truth of its element, as NumPy."""
         return len(self) > 0 if self.shape else bool(self.read())
 
+    def __int__(self) -> int:
+        """The element of an array of no dimension, as of NumPy's."""
+        return int(self._element())
+
+    def __float__(self) -> float:
+        """The element of an array of no dimension, as of NumPy's."""
+        return float(self._element())
+
+    def __complex__(self) -> complex:
+        """The element of an array of no dimension, as of NumPy's."""
+        return complex(self._element())
+
+    def _element(self) -> Any:
+        if self.shape:
+            raise TypeError(
+                "only arrays of no dimension become Python's numbers; this one has the"
+                f" shape {self.shape}: index it first"
+            )
+        return self.read()
+
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")

@@ -83,6 +83,14 @@ def test_an_array_without_axes_has_neither_length_nor_items():
     assert int(a[...]) == 42
 
 
+def test_an_array_without_axes_becomes_a_number_as_numpys_does(a):
+    one = scalar_array()
+    assert [kind(one) for kind in (int, float, complex, bool)] == [42, 42.0, 42, True]
+    for kind in (int, float, complex):
+        with pytest.raises(TypeError, match=r"shape \(20, 30\): index it first"):
+            kind(a)
+
+
 def test_numpy_takes_it_for_an_array(a):
     assert_same_bits(np.asarray(a), VALUES)
     assert_same_bits(np.asarray(a, dtype="f8"), VALUES.astype("f8"))
