@@ -131,3 +131,25 @@ def test_a_place_that_cannot_be_looked_at_is_not_called_missing(
         gpushard.open_array(place)
     assert "mounted" in str(caught.value)
     assert str(place) in str(caught.value)
+
+
+def test_a_directory_is_opened_although_the_first_look_at_it_failed(
+    tmp_path, monkeypatch
+):
+    gpushard.create_array(tmp_path / "a.zarr", shape=(2,), chunks=(2,), dtype="i4")
+    place, stat, looks = str(tmp_path / "a.zarr"), os.stat, []
+
+    def failing_once(path: Any, **how: Any) -> os.stat_result:
+        looks.append(path)
+        if looks.count(place) == 1 and path == place:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", failing_once)
+    assert gpushard.open_array(place).shape == (2,)
+    assert place in looks
+
+
+def test_what_is_neither_a_file_nor_a_directory_is_not_called_missing():
+    with pytest.raises(gpushard.NotFoundError, match="'/dev/null' is a file"):
+        gpushard.open_array("/dev/null")

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -259,14 +260,16 @@ def _resolve_local(path: str, options: Options) -> tuple[Store, str]:
         if outer.suffix.lower() == ".zip" and os.path.isfile(outer):
             inside = Path(path).relative_to(outer)
             return _open_zip(outer), "" if inside == Path() else inside.as_posix()
-    if os.path.isfile(path):
+    mode = _mode_of(path)
+    if mode is not None and stat.S_ISDIR(mode):
+        return LocalStore(path, options), ""  # `isdir` takes every failure for a no
+    if mode is not None:
         raise NotFoundError(
             f"{path!r} is a file",
             expected="the directory of a Zarr array or group, or a .zip file",
             got="a file",
             hint="name the directory that holds zarr.json",
         )
-    _refuse_unreachable(path)
     hierarchy = _hierarchy_around(Path(path))
     if hierarchy is not None:
         inside = Path(path).relative_to(hierarchy)
@@ -286,10 +289,13 @@ def _hierarchy_around(path: Path) -> Path | None:
     return outer if os.path.isfile(outer / "zarr.json") else None
 
 
-def _refuse_unreachable(path: str) -> None:
-    """Refuse a path that may well name a directory, but does not lead there."""
+def _mode_of(path: str) -> int | None:
+    """Mode of what is at a path, or None if it leads nowhere.
+
+    A path that may well name a directory, but does not lead there, is refused.
+    """
     try:
-        os.stat(path)
+        return os.stat(path).st_mode
     except PermissionError as error:
         raise StoreError(
             f"cannot look for {path!r}: {error.strerror}",
@@ -306,6 +312,7 @@ def _refuse_unreachable(path: str) -> None:
                 f"the symbolic link {path!r} leads nowhere",
                 hint="mount or fetch what it leads to, or correct the link",
             ) from None
+        return None
 
 
 def _hint_on(path: str) -> str:
