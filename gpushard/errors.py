@@ -136,8 +136,11 @@ class GpushardError(Exception):
     def _address(self) -> str:
         """Store and path of the array, or what is known of them."""
         # If the error is a wrong argument, this may be a value of any type.
-        url, path = (self.store_url or "").rstrip("/"), str(self.array_path or "")
-        return "/".join(part for part in (url, path.strip("/")) if part)
+        whole, path = self.store_url or "", str(self.array_path or "").strip("/")
+        url = whole.rstrip("/")
+        if url.endswith(":"):  # the slashes belong to the scheme: file:///
+            return whole + path
+        return "/".join(part for part in (url, path) if part)
 
     @property
     def _shard(self) -> str | None:

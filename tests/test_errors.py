@@ -170,3 +170,18 @@ def test_added_context_of_a_0d_array_stays_and_is_told():
     error.add_context(inner_chunk=())
     error.add_context(inner_chunk=(1,))
     assert str(error) == "bytes are missing (inner chunk ())."
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "address"),
+    [
+        ("file:///", "", "file:///"),
+        ("file:///", "a/b", "file:///a/b"),
+        ("memory://", "a", "memory://a"),
+        ("file:///x/", "/a/", "file:///x/a"),
+        (None, "a", "a"),
+    ],
+)
+def test_an_address_keeps_the_slashes_of_its_scheme(url, path, address):
+    error = MetadataError("it is broken", store_url=url, array_path=path)
+    assert str(error) == f"it is broken (array '{address}')."
