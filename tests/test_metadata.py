@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asked_store import IN_REQUESTS
 from gpushard.errors import (
     GpushardError,
     MetadataError,
@@ -42,7 +43,7 @@ class DocumentStore:
     """Store of JSON documents and raw bytes, with and without listing."""
 
     url = "memory://documents"
-    costs = None
+    costs = IN_REQUESTS
 
     def __init__(self, objects, *, can_list=True):
         self.objects = {
@@ -316,6 +317,13 @@ def test_a_broken_child_document_is_kept_apart_and_named():
     assert (
         caught.value.hint == "restore it from a copy, or make the array or group again"
     )
+
+
+def test_a_page_in_place_of_a_document_is_told():
+    store = DocumentStore({"zarr.json": b"\n <!DOCTYPE html><html>Log in</html>"})
+    for load in (load_array, load_group):
+        with pytest.raises(MetadataError, match=r"no valid JSON.*it is a web page"):
+            load(store, "")
 
 
 @pytest.mark.parametrize(

@@ -234,10 +234,11 @@ def decode_document(data: bytes, key: str, path: str) -> Document:
         document = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "nested too deep"
+        hint = "restore it from a copy, or make the array or group again"
+        if bytes(data[:64]).lstrip().startswith(b"<"):
+            hint = "it is a web page: check the address, and whether it needs a login"
         raise MetadataError(
-            f"{name} is no valid JSON: {reason}",
-            array_path=path,
-            hint="restore it from a copy, or make the array or group again",
+            f"{name} is no valid JSON: {reason}", array_path=path, hint=hint
         ) from error
     if not isinstance(document, dict):
         raise MetadataError(
