@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from gpushard.hierarchies.documents import (
     array_instead,
     children_of,
     decode_document,
+    existing,
     group_instead,
     join,
     not_consolidated,
@@ -45,6 +46,8 @@ _NODE_TYPES = ("array", "group")
 _Children = tuple[Mapping[str, Mapping[str, Any]], Broken]
 """Documents below a group, and the errors of others, by relative path."""
 _Node = TypeVar("_Node")
+# Names below a group that are told apart from those of other files, for a hint.
+_MOST_LOOKED_AT = 1000
 _GROUP_MEMBERS = ("zarr_format", "node_type", "attributes", "consolidated_metadata")
 
 
@@ -300,14 +303,16 @@ def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
     """Names below a group, as far as they are known."""
     try:
         consolidated = _consolidated(document)
-        names: Iterable[str] = (
-            {**consolidated[0], **consolidated[1]}
-            if consolidated
-            else store.list_children(path) or ()
-        )
+        if consolidated:
+            return [*consolidated[0], *consolidated[1]]
+        names = store.list_children(path) or ()
+        if store.costs.prefers_whole_objects or len(names) > _MOST_LOOKED_AT:
+            return [name for name in names if name != V3_DOCUMENT]
+        keys = {join(path, name, V3_DOCUMENT): name for name in names}
+        found = existing(store, [*keys])
     except (MetadataError, StoreError):
         return []
-    return [name for name in names if name != V3_DOCUMENT]
+    return [name for key, name in keys.items() if key in found]
 
 
 def _consolidated(document: Mapping[str, Any]) -> _Children | None:

@@ -1,4 +1,4 @@
-"""An archive, or a store in memory, of which a part was meant: the hint names it."""
+"""Something beside an array was named: the hint tells which arrays there are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import zarr
 from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
+from gpushard import metadata
 
 TINY = {"shape": (4,), "chunks": (2,), "dtype": "u1"}
 
@@ -76,3 +77,28 @@ def test_a_directory_of_older_arrays_is_told_without_a_group_to_make(tmp_path):
     assert hint(tmp_path) == "it has x: open one of these"
     zarr.create_array(tmp_path / "y", **TINY)
     assert hint(tmp_path).startswith("it has x, y: open one of these, or make it a gr")
+
+
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_what_is_no_array_in_a_group_is_not_among_those_to_open(is_in_memory, tmp_path):
+    target = MemoryStore() if is_in_memory else tmp_path
+    root = zarr.create_group(target)
+    root.create_array("x", **TINY)
+    root.create_group("below")
+    if not is_in_memory:
+        (tmp_path / "README.md").touch()
+        for name in (".git", "notes"):
+            (tmp_path / name).mkdir()
+    with pytest.raises(gpushard.MetadataError, match="; open below or x"):
+        gpushard.open_array(target)
+    with pytest.raises(gpushard.NotFoundError) as caught:
+        gpushard.open_array(target, "notes")
+    assert caught.value.hint == "the group there has below, x"
+
+
+def test_the_names_in_a_very_large_directory_are_not_looked_at(monkeypatch, tmp_path):
+    monkeypatch.setattr(metadata, "_MOST_LOOKED_AT", 1)
+    zarr.create_group(tmp_path).create_array("x", **TINY)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(gpushard.MetadataError, match="; open notes or x"):
+        gpushard.open_array(tmp_path)
