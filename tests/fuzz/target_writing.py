@@ -39,12 +39,13 @@ NAME = "writing"
 _EMPTY = 2**64 - 1
 _KEY = np.s_[3:9, 2:7]
 _ELEMENTS = np.cumsum(np.arange(256) % 7).astype("<i4").reshape(16, 16)
-# Strategy and place of the index.
+# Strategy and place of the index; prototype II has one without a checksum at the end.
+_PROTOTYPE = ("rewrite", "prototype")
 _KINDS = (
-    *(("rewrite", "end"), ("rewrite", "start"), ("append_only", "end")),
+    *(("rewrite", "end"), ("rewrite", "start"), _PROTOTYPE, ("append_only", "end")),
     *(("random_write", "start"), ("fixed_order", "end"), ("fixed_order", "start")),
 )
-_IN_PLACE = _KINDS[2:]
+_IN_PLACE = _KINDS[3:]
 _CODECS = ("zstd", None)
 _NOTE, _SHARD, _RANGES = range(3)
 _FILE = bytes(range(100))
@@ -77,12 +78,16 @@ def _place(n: int) -> Path:
     """Directory of an array of one shard of 4 x 4 inner chunks."""
     (strategy, location), compressor = _KINDS[n // 2], _CODECS[n % 2]
     place = _root() / f"a{n}"
+    is_older = _KINDS[n // 2] == _PROTOTYPE
+    shards = {"shape": (16, 16), "index_location": "end" if is_older else location}
     a = gpushard.create_array(
         place,
+        format="v2-prototype-ii" if is_older else "v3",
         shape=(16, 16),
         dtype="i4",
         chunks=(4, 4),
-        shards={"shape": (16, 16), "index_location": location},
+        shards=shards,
+        chunk_key_encoding={"name": "v2", "separator": "/"} if is_older else None,
         fill_value=-3,
         compressors="auto" if compressor else None,
         options=_options(strategy),
@@ -100,7 +105,11 @@ _N_PLACES = len(_KINDS) * len(_CODECS)
 
 @cache
 def _stored(n: int) -> bytes:
-    return (_place(n) / "c/0/0").read_bytes()
+    return _shard(n).read_bytes()
+
+
+def _shard(n: int) -> Path:
+    return _place(n) / ("0/0" if _KINDS[n // 2] == _PROTOTYPE else "c/0/0")
 
 
 @cache
@@ -200,7 +209,7 @@ def _undone(torn: bytes, note: bytes) -> bytes | None:
 
 
 def _writes(n: int, stored: bytes) -> bool:
-    shard = _place(n) / "c/0/0"
+    shard = _shard(n)
     shard.write_bytes(stored)
     a = _opened(n)
     others = [np.s_[12:, :], np.s_[:, 8:], np.s_[0, 0]]
