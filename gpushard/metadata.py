@@ -305,14 +305,16 @@ def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
         consolidated = _consolidated(document)
         if consolidated:
             return [*consolidated[0], *consolidated[1]]
-        names = store.list_children(path) or ()
-        if store.costs.prefers_whole_objects or len(names) > _MOST_LOOKED_AT:
-            return [name for name in names if name != V3_DOCUMENT]
-        keys = {join(path, name, V3_DOCUMENT): name for name in names}
-        found = existing(store, [*keys])
+        names = [n for n in store.list_children(path) or () if n != V3_DOCUMENT]
     except (MetadataError, StoreError):
         return []
-    return [name for key, name in keys.items() if key in found]
+    if store.costs.prefers_whole_objects or len(names) > _MOST_LOOKED_AT:
+        return names
+    with suppress(StoreError):  # as where a link leads out of the store
+        keys = {name: join(path, name, V3_DOCUMENT) for name in names}
+        found = existing(store, [*keys.values()])
+        return [name for name, key in keys.items() if key in found]
+    return names
 
 
 def _consolidated(document: Mapping[str, Any]) -> _Children | None:

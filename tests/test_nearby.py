@@ -102,3 +102,10 @@ def test_the_names_in_a_very_large_directory_are_not_looked_at(monkeypatch, tmp_
     (tmp_path / "notes").mkdir()
     with pytest.raises(gpushard.MetadataError, match="; open notes or x"):
         gpushard.open_array(tmp_path)
+
+
+def test_names_are_told_although_one_of_them_cannot_be_looked_at(tmp_path):
+    zarr.create_group(tmp_path).create_array("x", **TINY)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(gpushard.MetadataError, match="; open link or x"):
+        gpushard.open_array(tmp_path)
