@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from fuzz import running
 
-KERNELS, TABLES, HISTORIES = "kernels", "tables", "histories"
+KERNELS, TABLES, HISTORIES, GROUPS = "kernels", "tables", "histories", "groups"
 KEPT = Path(__file__).resolve().parents[2] / ".pytest_cache" / "fuzz"
 
 
@@ -25,9 +26,9 @@ def main() -> None:
         from fuzz.sanitized import fuzz_tables
 
         fuzz_tables(arguments.runs, arguments.seed)
-    elif arguments.target == HISTORIES:
-        from fuzz.histories import explored
-
+    elif arguments.target in (HISTORIES, GROUPS):
+        name = "histories" if arguments.target == HISTORIES else "group_histories"
+        explored = import_module(f"fuzz.{name}").explored
         done = explored(arguments.runs, arguments.seed)
         tell(f"{arguments.runs} histories: {dict(done)}")
     elif arguments.inputs:
@@ -39,7 +40,7 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/fuzz", description=main.__doc__)
     parser.add_argument(
-        "target", choices=[*running.TARGETS, KERNELS, TABLES, HISTORIES]
+        "target", choices=[*running.TARGETS, KERNELS, TABLES, HISTORIES, GROUPS]
     )
     parser.add_argument("inputs", nargs="*", type=Path, help="run only these files")
     parser.add_argument("--runs", type=int, default=100_000)

@@ -53,7 +53,7 @@ N_STEPS = 30
 _CASTS = {"b": "u1", "u": "i4", "i": "f8", "f": ">f8"}
 _STRATEGIES = ("rewrite", "rewrite", "fixed_order", "append_only", "random_write")
 # With these, little is shared among threads, kept, decoded in part and streamed.
-_BOUNDS: tuple[tuple[Any, str, int], ...] = (
+SMALL_BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (job, "SMALLEST_SHARE_NBYTES", 500),
     (shares, "_SMALLEST_NBYTES", 500),
     (shares, "_SHARE_US", 1),
@@ -63,7 +63,7 @@ _BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (placer, "LARGE_NBYTES", 2000),
     (outputs, "LARGE_NBYTES", 2000),
 )
-_pool = ThreadPoolExecutor(4)
+pool = ThreadPoolExecutor(4)
 
 
 class Doubt(NamedTuple):
@@ -170,7 +170,7 @@ class History:
     def _read_beside(
         self, reads: list[Callable[[], None]], change: Callable[[], None] | None = None
     ) -> None:
-        under_way = [_pool.submit(read) for read in reads]
+        under_way = [pool.submit(read) for read in reads]
         if change is not None:
             change()
         errors = [one.exception() for one in under_way]
@@ -370,7 +370,7 @@ def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
         for asks in (handles, kept_files):
             yield mock.patch.object(asks, "is_settled", return_value=True)
     if rng.random() < 0.5:
-        yield from (mock.patch.object(*bound) for bound in _BOUNDS)
+        yield from (mock.patch.object(*bound) for bound in SMALL_BOUNDS)
     if rng.random() < 0.1:
         yield tiny_bounds()
 
