@@ -21,6 +21,8 @@ MOMENT = datetime.datetime(2020, 1, 2, 3, 4, 5)
 
 NS = 1577926800 * 10**9 + 1
 
+RECORD = np.dtype("i2, S2, f4")
+
 MAY_MISS = np.dtypes.StringDType(na_object=np.nan)
 
 HELD = [
@@ -51,6 +53,9 @@ HELD = [
     (np.array("ab", np.dtypes.StringDType()), "U2", np.str_("ab")),
     (np.array("may miss", MAY_MISS), np.dtypes.StringDType(), "may miss"),
     (np.array("may miss", MAY_MISS), "U9", np.str_("may miss")),
+    (np.array((7, b"ab", 0.1), "i8, S9, f8"), RECORD, (7, b"ab", 0.1)),
+    (np.array((1, (2, 3)), "i8, (2,)i8"), "i2, (2,)i2", (1, (2, 3))),
+    (np.array(((5,),), [("in", "i8,")]), [("in", "i2,")], ((5,),)),
 ]  # fmt: skip
 
 REFUSED = [
@@ -88,6 +93,15 @@ REFUSED = [
     ("é", "S2"),
     ((1, 2.5), [("x", "i4"), ("y", "f4")]),
     (np.zeros(3), "f8"),
+    (np.array((1 << 15, b"ab", 0), "i8, S2, f4"), RECORD),
+    (np.array((1, b"abc", 0), "i2, S3, f4"), RECORD),
+    (np.array((1, b"ab", 1e39), "i2, S2, f8"), RECORD),
+    (np.array((1, 2, 0), "i2, i2, f4"), RECORD),
+    (np.array((1, (2, 1 << 15)), "i2, (2,)i8"), "i2, (2,)i2"),
+    (np.array((np.datetime64(1, "ms"),), "M8[ms],"), "M8[s],"),
+    (np.array(((1 << 15,),), [("in", "i8,")]), [("in", "i2,")]),
+    (np.zeros((), "i2, S2"), RECORD),
+    (np.zeros((), "V8"), RECORD),
 ]
 
 
@@ -182,6 +196,7 @@ def test_much_text_of_another_kind_of_numpys_strings_is_written():
     ("M8[ms]", "M8[s]", np.datetime64("2020-01-02T00:00:00.5")),
     ("U3", "U2", "abc"),
     ("f8", "i4", 1.0),
+    ("i8,", "i2,", (1 << 15,)),
 ])  # fmt: skip
 def test_one_large_value_that_does_not_fit_is_found(given_dtype, dtype, bad):
     value = np.zeros(3 << 20, given_dtype)

@@ -123,6 +123,9 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
             got=str(array.dtype),
             hint="convert them first, such as by np.asarray(values, dtype)",
         )
+    # NumPy's check of records is no more than one of the kinds of their fields.
+    for name, given in zip(dtype.names or (), array.dtype.names or (), strict=True):
+        _cast(array[given], dtype[name].base)
     if array.size * dtype.itemsize <= _CAST_NBYTES:
         return _cast_of(array, dtype)
     if not both_whole:
