@@ -356,10 +356,12 @@ def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
         encoding["dtype"] = array.dtype
     lengths = [axis.lengths for axis in array.source.layout.axes]
     encoding["preferred_chunks"] = dict(zip(dimensions, lengths, strict=True))
-    if array.chunks is not None:
-        encoding["chunks"] = array.chunks
     if array.shards is not None:
         encoding["shards"] = array.shards
+    # Of shards of different lengths, to_zarr would make an object of each inner chunk.
+    is_whole = array.shards is not None or not array.source.layout.levels
+    if array.chunks is not None and is_whole:
+        encoding["chunks"] = array.chunks
     if not _is_v2(array):  # whose fill values are attributes to xarray
         encoding["fill_value"] = array.fill_value
     return encoding
