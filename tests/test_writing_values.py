@@ -119,6 +119,15 @@ def test_a_value_that_the_data_type_does_not_hold_is_refused(value, dtype):
     assert "without dtype=" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [(1, b"ab", 0.5), [[(1, b"ab", 0.5)]]])
+def test_tuples_are_refused_with_what_makes_records_of_them(value):
+    advice = r"write np.array\(values, a.dtype\)"
+    with pytest.raises(gpushard.SelectionError, match=advice):
+        fitting_values(value, (1, 1), RECORD)
+    found = fitting_values(np.array(value, RECORD), (1, 1), RECORD)
+    assert found.tolist() == [[(1, b"ab", 0.5)]]
+
+
 def test_young_data_types_are_rounded_to():
     found = fitting_values([1.01, 2.0], (2,), np.dtype(ml_dtypes.bfloat16))
     assert found.tolist() == [1.0078125, 2]

@@ -17,6 +17,8 @@ _CAST_NBYTES = MIB
 # Elements of such values that are cast together to see whether they fit.
 _TRIED_ELEMENTS = 1 << 16
 _ONLY_TEXT = np.dtypes.StringDType(coerce=False)
+# Axes of a NumPy array, and so lists in one another.
+_MOST_AXES = 64
 # Elements that first become as long as it takes.
 _UNSIZED: dict[str, Any] = {"S": "S", "U": _ONLY_TEXT, "T": _ONLY_TEXT, "O": "O"}
 
@@ -89,6 +91,13 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         return array.astype(_ONLY_TEXT) if is_column else array
     if dtype.kind in _UNSIZED:
         return np.asarray(value, _UNSIZED[dtype.kind])
+    if dtype.names is not None and _is_of_tuples(value):
+        raise SelectionError(
+            "tuples are no records, because NumPy would cut what their fields hold",
+            expected=f"an array of {dtype}",
+            got=repr(type(value).__name__),
+            hint="if they fit, write np.array(values, a.dtype)",
+        )
     array = np.asarray(value)
     if not array.size:  # to NumPy, an empty list has floats
         return array.astype(dtype)
@@ -103,6 +112,13 @@ def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         if (array.dtype.kind in "iu" and dtype.kind in "iu") or check == dtype:
             return np.asarray(value, dtype)
     return array
+
+
+def _is_of_tuples(value: Any) -> bool:
+    first = value
+    for _ in range(_MOST_AXES):  # a list may hold itself
+        first = first[0] if isinstance(first, list) and first else first
+    return isinstance(first, tuple)
 
 
 def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
