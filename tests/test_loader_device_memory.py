@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from cuda_cases import two_gpus
 from cuda_host.device import EmulatedDevice
 from cuda_host.launch import Kernels
 from cuda_host.standin import load_standin
 from gpushard import Loader
+from gpushard.devices import find
 from gpushard.loader import reading
 from gpushard.loader.device_memory import DeviceMemory
 from loader_data import images, stored
@@ -26,6 +28,11 @@ KERNELS = Kernels()
 @pytest.fixture
 def device():
     return EmulatedDevice(KERNELS, load_standin(), seed=3)
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    yield from two_gpus(monkeypatch, tmp_path)
 
 
 class BusyDevice(EmulatedDevice):
@@ -97,6 +104,36 @@ def test_of_many_batches_that_a_thread_drops_the_last_use_counts(device):
     (use,) = memory._free[0].uses.values()
     device.wait(use)
     assert not device._streams[0]
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["rows", "all of it"])
+def test_memory_of_a_cycle_is_free_once_its_uses_are_done(cupy, is_lost):
+    """The garbage collector ends the events of a cycle before it drops the rows."""
+    cuda, used = find.find_device("cuda").device, cupy.made.Stream(non_blocking=True)
+    main, done = threading.get_ident(), []
+    memory = DeviceMemory(
+        cuda, 1, lambda: 0 if threading.get_ident() == main else used.ptr
+    )
+    rows = memory.take((9,), np.dtype("i4"))
+    address, (emulated, queue) = rows.address, cupy.queue(used.ptr)
+    emulated.queue(queue, "kernel", "train", lambda: done.append("train"))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(drop_array_over, rows).result(5)
+    cycle = [rows]
+    cycle.append(cycle)
+    if is_lost:
+        cycle.append(memory)
+        del memory
+    del rows, cycle
+    gc.collect()
+    if not is_lost:
+        assert memory.take((9,), np.dtype("i4")).address == address
+        cuda.wait_for(memory.stream)
+    assert done == ["train"]
+
+
+def drop_array_over(rows):
+    rows.array()
 
 
 def n_rows_of(memory):

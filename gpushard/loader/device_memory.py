@@ -26,6 +26,14 @@ _Uses = dict[tuple[int, Stream], Event]
 Later events of a thread on the same stream take the place of earlier ones.
 """
 
+_held: dict[int, tuple[DeviceBuffer, _Uses]] = {}
+"""Memory of all leases, and of what is free but may still be used.
+
+If an error's traceback ends in a cycle, the garbage collector finalises all objects of
+the cycle in any order. It would give back the memory of a lease, and destroy the events
+of its uses, which the lease then declares free. What is in here is never garbage.
+"""
+
 
 @dataclass(slots=True)
 class _Free:
@@ -38,10 +46,13 @@ class _Free:
 
     def __del__(self) -> None:
         # An allocator does not know the streams on which memory was used.
-        if not (self.is_taken or sys.is_finalizing()):
+        if not (getattr(self, "is_taken", True) or sys.is_finalizing()):
             # An interrupt must not end the waits; it is lost in here.
-            with suppress(DeviceError):
-                to_the_end(self._wait)
+            try:
+                with suppress(DeviceError):
+                    to_the_end(self._wait)
+            finally:
+                _held.pop(id(self.buffer), None)
 
     def _wait(self) -> None:
         for event in [*self.uses.values()]:
@@ -72,7 +83,6 @@ class DeviceMemory:
         self._consumer = consumer
         self._n_kept = n_kept
         self._free: deque[_Free] = deque()
-        self._leased: dict[int, DeviceBuffer] = {}
 
     def __del__(self) -> None:
         # Copies on it are done (`copying`). It may still wait for work of a consumer,
@@ -84,8 +94,7 @@ class DeviceMemory:
         """Rows of undefined content; later work on `stream` may write to them."""
         nbytes = max(prod(shape) * dtype.itemsize, 1)
         buffer, uses = self._block(nbytes)
-        leased, free = self._leased, self._free
-        lease = _Lease(buffer, uses, leased, free, self.device, self._consumer)
+        lease = _Lease(buffer, uses, self._free, self.device, self._consumer)
         return DeviceRows(self, lease, buffer.address, shape, dtype)
 
     def uploaded(self, values: NDArray[Any]) -> DeviceRows:
@@ -139,30 +148,25 @@ class DeviceMemory:
 
 
 class _Lease:
-    """Owner of rows. Their memory is free when the last array over them is gone.
+    """Owner of rows. Their memory is free when the last array over them is gone."""
 
-    The buffer is in `leased` and not in the lease. If an error's traceback ends in a
-    cycle, the garbage collector finalises all objects of the cycle in any order, and
-    would give back the memory of a buffer that the lease then declares free.
-    """
-
-    __slots__ = ("_consumer", "_device", "_free", "_leased", "_uses")
+    __slots__ = ("_buffer", "_consumer", "_device", "_free", "_is_back", "_uses")
 
     def __init__(
         self,
         buffer: DeviceBuffer,
         uses: _Uses,
-        leased: dict[int, DeviceBuffer],
         free: deque[_Free],
         device: Device,
         consumer: Callable[[], Stream],
     ) -> None:
-        self._leased = leased
         self._free = free
         self._device = device
         self._consumer = consumer
         self._uses = uses
-        leased[id(self)] = buffer
+        self._is_back = False
+        self._buffer = buffer
+        _held[id(buffer)] = buffer, uses
 
     def note_use(self) -> None:
         """Note what the calling thread has queued on its stream so far."""
@@ -171,19 +175,23 @@ class _Lease:
 
     def __del__(self) -> None:
         # Modules may be gone already; or it was interrupted as it was made.
-        if sys.is_finalizing() or id(self) not in getattr(self, "_leased", ()):
+        buffer = getattr(self, "_buffer", None)
+        if sys.is_finalizing() or id(buffer) not in _held:
             return
         try:
             # An interrupt is lost in here, and must not free the memory too early.
             to_the_end(self._give_back)
         except DeviceError:  # memory of a device that failed is never reused
-            self._leased.pop(id(self), None)
+            _held.pop(id(buffer), None)
 
     def _give_back(self) -> None:
         self.note_use()
-        buffer = self._leased.pop(id(self), None)
-        if buffer is not None:  # None: it was interrupted just behind this
-            self._free.append(_Free(self._device, buffer, self._uses))
+        if self._is_back:  # and was interrupted just behind this
+            return
+        # Not made before: of a cycle it would be finalised together with the lease.
+        free = _Free(self._device, self._buffer, self._uses, is_taken=True)
+        self._is_back, free.is_taken = True, False
+        self._free.append(free)
 
 
 class _Use:
