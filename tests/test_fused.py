@@ -294,24 +294,6 @@ def test_flipped_and_overwritten_bytes_are_read_or_refused_alike(name):
     assert False in outcomes or name == "raw"
 
 
-def test_a_gather_too_dense_for_boxes_is_listed(seen):
-    a = gpushard.open_array(held(stored([ZSTD]).objects), options=FUSED)
-    rows = np.sort(np.arange(400) % 100)
-    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
-    assert isinstance(seen.sinks[0], FusedSink)
-    assert seen.n_left == 0
-
-
-def test_inner_chunks_too_dense_for_boxes_are_left_to_the_plain_way(seen):
-    """Sixty pairs of rows of some inner chunks; of all others, rows as stored."""
-    options = FUSED.but(batch_nbytes=2048)
-    a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
-    rows = np.append(np.arange(120) % 2, np.arange(32, 100))
-    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
-    assert isinstance(seen.sinks[0], FusedSink)
-    assert seen.n_left > 0
-
-
 def test_several_threads_have_a_context_each(seen):
     options = FUSED.but(threads=4, batch_nbytes=2048)
     a = gpushard.open_array(held(stored([ZSTD, CRC]).objects), options=options)

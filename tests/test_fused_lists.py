@@ -19,6 +19,7 @@ from fused_cases import (
     CRC,
     FUSED,
     LITTLE,
+    VALUES,
     ZSTD,
     assert_all_fused,
     blosc,
@@ -136,6 +137,23 @@ def test_long_runs_make_no_lists_unless_they_are_many_and_close_in_the_output():
         inner = np.arange(3 * n_runs) // 3 + np.arange(3 * n_runs)
         pairs = Members(np.array([0, len(inner)]), inner, np.arange(len(inner)))
         assert (Lists.of(pairs, 0, stride) is not None) == are_listed
+
+
+def test_a_gather_too_dense_for_boxes_is_listed(monkeypatch):
+    seen = watch_sinks(monkeypatch)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=FUSED)
+    rows = np.sort(np.arange(400) % 100)
+    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
+    assert_all_fused(seen)
+
+
+def test_inner_chunks_too_dense_for_boxes_are_left_to_the_plain_way(monkeypatch):
+    """Sixty pairs of rows of some inner chunks; of all others, rows as stored."""
+    seen, options = watch_sinks(monkeypatch), FUSED.but(batch_nbytes=2048)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
+    rows = np.append(np.arange(120) % 2, np.arange(32, 100))
+    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
+    assert seen.n_left > 0
 
 
 LONG, N = 520, 103
