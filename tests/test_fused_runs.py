@@ -19,7 +19,7 @@ from fused_cases import (
     stored,
     watch_sinks,
 )
-from gpushard.fused.boxes import are_too_many, runs
+from gpushard.fused.boxes import runs
 from selection_strategies import basic_keys
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, held, write
@@ -79,12 +79,6 @@ def test_long_runs_are_not_left_to_the_plain_way(arrays, monkeypatch):
     for a in arrays:
         assert_same_bits(a.oindex[rows], VALUES[rows])
     assert seen.n_left == 0
-
-
-def test_boxes_are_too_many_where_each_is_small():
-    assert are_too_many(17, 1, 8)
-    assert not are_too_many(16, 1, 8)
-    assert not are_too_many(1000, 1, -512)
 
 
 @pytest.fixture(scope="module", params=["lz4", "zstd"])

@@ -144,6 +144,9 @@ class ShortShardedReader:
         shards = self._open(source, on_grid, seen)
         if shards is None:
             return False
+        if all(known is None for known in shards.known):
+            out[...] = source.layout.fill_value
+            return True
         first = shards.known[0]
         planned = self._planned._replace(target=address_of(out))
         call = self._call_for(source, chain, on_grid, out.nbytes)
