@@ -119,12 +119,11 @@ class ShortUnshardedReader:
         if root is None:
             return False
         placer = BoxPlacer(chain, self._loops, strides, source.room, out.nbytes)
-        new = None
+        new, n_wanted = None, len(boxes)
         if source.chunks is not None:
             key = on_grid.entry if isinstance(on_grid, Mesh) else None
             each_us = _OPEN_US + chain.chunk_us
             weight = short_weight(source, on_grid, key, each_us, out.size)
-            n_wanted = len(boxes)
             boxes = self._not_kept(source, placer, boxes, weight, root)
             if not len(boxes):
                 return True
@@ -135,8 +134,9 @@ class ShortUnshardedReader:
         is_placed = self._read(source, placer, boxes, opening)
         if new is not None:
             new.keep(is_placed, opening.missing)
+        whole = out if len(boxes) == n_wanted else None
         return bool(is_placed.all()) or self._fill(
-            source, placer, boxes[~is_placed], opening.missing[~is_placed]
+            source, placer, boxes, is_placed, opening.missing, whole
         )
 
     def _not_kept(
@@ -159,11 +159,25 @@ class ShortUnshardedReader:
         return boxes[is_left]
 
     def _fill(
-        self, source: Source, placer: BoxPlacer, left: Ints, missing: Bools
+        self,
+        source: Source,
+        placer: BoxPlacer,
+        boxes: Ints,
+        is_placed: Bools,
+        missing: Bools,
+        whole: NDArray[Any] | None,
     ) -> bool:
-        """Whether all boxes that are left are missing, and could be filled."""
-        if not missing.all() or self._files.store.open_root() is None:
+        """Whether all boxes that are not placed are missing, and could be filled.
+
+        `whole` is the output if nothing but the boxes goes there, otherwise None.
+        """
+        is_left = ~is_placed
+        if not missing[is_left].all() or self._files.store.open_root() is None:
             return False
+        if whole is not None and is_left.all():
+            whole[...] = source.layout.fill_value
+            return True
+        left = boxes[is_left]
         left[:, [SOURCE, LOW, HIGH]] = 0
         left[:, NBYTES], left[:, FILE] = self._chain.chunk_nbytes, FILLED
         # This object holds the memory: the loops have only its address.
