@@ -115,7 +115,9 @@ class Runtime:
         device.queue(queue, ("", "upload", "download", "copy")[kind], str(size), run)
 
     def _pinned(self, address: int, nbytes: int) -> weakref.ref[Any] | None:
-        for start, room in list(self._cupy.pinned.items()):
+        with self._cupy.lock:
+            pieces = list(self._cupy.pinned.items())
+        for start, room in pieces:
             if start <= address and address + nbytes <= start + len(room):
                 return weakref.ref(room)
         return None

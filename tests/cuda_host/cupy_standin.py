@@ -153,7 +153,8 @@ class Cupy:
         room = (ctypes.c_byte * nbytes)()
         self.host_nbytes += nbytes
         weakref.finalize(room, self._host_free, nbytes).atexit = False
-        self.pinned[ctypes.addressof(room)] = room
+        with self.lock:  # others may look for a piece
+            self.pinned[ctypes.addressof(room)] = room
         return room
 
     def _host_free(self, nbytes: int) -> None:

@@ -27,8 +27,9 @@ from zarr.storage import MemoryStore
 
 import gpushard
 from fuzz.group_nodes import OF_ZARR, Node, made
-from fuzz.histories import SMALL_BOUNDS, has_clock, pool
+from fuzz.histories import pool
 from fuzz.history_arrays import Arena, Files, Output, random_options
+from fuzz.history_circumstances import SMALL_BOUNDS, has_clock
 from fuzz.history_keys import random_key, read_by
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError

@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import zarr
@@ -32,45 +31,33 @@ from fuzz.history_arrays import (
     Arena,
     Files,
     Output,
+    named,
     objects_of,
-    random_documents,
+    random_document,
     random_options,
+    random_write_options,
     target_of,
 )
+from fuzz.history_circumstances import circumstances, has_clock
 from fuzz.history_historic import HistoricArray
-from fuzz.history_keys import Chosen, random_key, read_by, region
+from fuzz.history_keys import (
+    Cell,
+    Chosen,
+    Doubt,
+    grids_of,
+    n_cells,
+    random_key,
+    read_by,
+    region,
+)
 from fuzz.refusals import assert_is_told
-from gpushard import GpushardError, WriteOptions, source, stored
+from gpushard import GpushardError, Options
 from gpushard.errors import OptionError, UnsupportedError
-from gpushard.fetching import job
-from gpushard.fused import kept_files, placer, shares
-from gpushard.placing import outputs
-from gpushard.stores.local import handles
-from tiny_bounds import tiny_bounds
 from zarr_oracle import quiet_zarr
 
 N_STEPS = 30
 _CASTS = {"b": "u1", "u": "i4", "i": "f8", "f": ">f8"}
-_STRATEGIES = ("rewrite", "rewrite", "fixed_order", "append_only", "random_write")
-# With these, little is shared among threads, kept, decoded in part and streamed.
-SMALL_BOUNDS: tuple[tuple[Any, str, int], ...] = (
-    (job, "SMALLEST_SHARE_NBYTES", 500),
-    (shares, "_SMALLEST_NBYTES", 500),
-    (shares, "_SHARE_US", 1),
-    (source, "_LEAST_KEPT_NBYTES", 50),
-    (source, "_LEAST_KEPT_FAST_NBYTES", 50),
-    (stored, "_DIVISIBLE_NBYTES", 300),
-    (placer, "LARGE_NBYTES", 2000),
-    (outputs, "LARGE_NBYTES", 2000),
-)
 pool = ThreadPoolExecutor(4)
-
-
-class Doubt(NamedTuple):
-    """Where elements may be others; a read of some of them may be refused."""
-
-    mask: NDArray[np.bool_]
-    others: NDArray[Any]
 
 
 class History:
@@ -89,56 +76,93 @@ class History:
         The steps so far: number and name of each.
     """
 
+    may_be_historic = True
+
     def __init__(self, seed: int, place: Path) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.done: list[tuple[int, str]] = []
         self.hurt: dict[str, bytes] = {}
         self.saved: list[tuple[str, bytes | None, NDArray[Any]]] = []
         self.arena = Arena(self.rng.choice((1 << 14, 1 << 16, 1 << 20)))
-        self.is_historic = seed % 7 == 6
-        if self.is_historic:
-            self._make_historic(place)
-        else:
-            self._make(place)
+        self.is_historic = self.may_be_historic and seed % 7 == 6
+        make = self._make_historic if self.is_historic else self._make
+        self.cell, chunks = make(place)
         dtype = self.zarr.dtype.newbyteorder("=")
-        chunk_nbytes = math.prod(self.zarr.chunks) * dtype.itemsize
+        chunk_nbytes = math.prod(map(np.max, chunks)) * dtype.itemsize
         self.target = target_of(self.objects, self.arena, self.rng, chunk_nbytes)
-        self.array = gpushard.open_array(
-            self.target, device="cpu", options=random_options(self.rng)
-        )
-        self.cell = self.zarr.shards or self.zarr.chunks
+        self.array = self.opened(self.target, random_options(self.rng))
         self.fill = np.array(self.zarr.fill_value, dtype)
         self.want = np.full(self.zarr.shape, self.fill)
-        grid = [
-            -(-n // c) for n, c in zip(self.want.shape, self.zarr.chunks, strict=True)
-        ]
-        for at in np.ndindex(*grid):
+        for at in np.ndindex(*n_cells(self.want.shape, chunks)):
             if self.rng.random() < 0.7:
-                inside = self.want[region(at, self.zarr.chunks)]
+                inside = self.want[region(at, chunks)]
                 inside[...] = self._values(inside.shape)
         with quiet_zarr():
             self.zarr[...] = self.want
 
-    def _make(self, place: Path) -> None:
-        documents, self.sees_flips = random_documents(self.rng)
+    def _make(self, place: Path) -> tuple[Cell, Cell]:
+        document, self.sees_flips = self.document()
         where = place if self.rng.random() < 0.5 else None
-        self.objects = objects_of(documents, where)
+        self.objects = objects_of(named(document), where)
         with quiet_zarr():
             self.zarr: Any = zarr.open_array(self.objects.place, mode="r+")
+        return grids_of(document, self.zarr)
 
-    def _make_historic(self, place: Path) -> None:
+    def _make_historic(self, place: Path) -> tuple[Cell, Cell]:
         self.zarr, self.sees_flips = HistoricArray(self.rng), False
         where = place if self.rng.random() < 0.5 else None
         self.objects = objects_of(self.zarr.documents, where)
         self.zarr.reach(self.objects)
+        return self.zarr.shards, self.zarr.chunks
 
     def run(self, steps: Sequence[int]) -> None:
         """Do the steps of these numbers."""
+        weights = self.steps()
         for n in steps:
             self.rng = random.Random(f"{self.seed} {n}")
-            step = self.rng.choices([*STEPS], [*STEPS.values()])[0]
-            self.done.append((n, step.__name__))
-            step(self)
+            step = self.rng.choices([*weights], [*weights.values()])[0]
+            self.done.append((n, step))
+            getattr(self, step)()
+
+    # ---- what is other on a device (`device_histories`)
+
+    @staticmethod
+    def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
+        """What else is other than usual."""
+        del seed
+        yield from ()
+
+    def steps(self) -> dict[str, float]:
+        """Names of the steps, and how often each is done."""
+        return STEPS
+
+    def document(self) -> tuple[dict[str, Any], bool]:
+        """See `random_document`."""
+        return random_document(self.rng)
+
+    def opened(self, target: Any, options: Options) -> gpushard.Array:
+        """The array, read from a store."""
+        return gpushard.open_array(target, device="cpu", options=options)
+
+    def output(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory to read into."""
+        return Output(self.arena, self.rng, shape, dtype)
+
+    def on_host(self, result: Any) -> Any:
+        """Elements of a result."""
+        return result
+
+    def given(self, values: NDArray[Any]) -> Any:
+        """Values as they are written."""
+        return values
+
+    def may_refuse(self, error: GpushardError, outs: Sequence[Any]) -> bool:
+        """Whether a read of intact elements may end so."""
+        del error, outs
+        return False
+
+    def close(self) -> None:
+        """Undo what was patched."""
 
     # ---- reads
 
@@ -198,7 +222,7 @@ class History:
         outs = []
         if form in ("out", "many into"):
             shapes = [np.shape(one.take(self.want)) for one in some]
-            outs = [Output(self.arena, rng, shape, dtype) for shape in shapes]
+            outs = [self.output(shape, dtype) for shape in shapes]
             how["out"] = [out.view for out in outs]
         return partial(self._check_read, some, (dtype, outs), how, doubt)
 
@@ -210,13 +234,14 @@ class History:
         try:
             got = read_by(self.array, some, how)
         except GpushardError as error:
-            if not any(map(np.any, in_doubt)):
+            if not (any(map(np.any, in_doubt)) or self.may_refuse(error, outs)):
                 raise
             assert_is_told(error)
             got = []
         for out in outs:
             out.check_rest()
-        for one, result, mask in zip(some, got, in_doubt, strict=False):
+        for one, held, mask in zip(some, got, in_doubt, strict=False):
+            result = self.on_host(held)
             want = np.asarray(one.take(self.want)).astype(dtype)
             assert (np.shape(result), result.dtype) == (want.shape, dtype)
             is_right = result == want
@@ -236,23 +261,17 @@ class History:
         """Write by gpushard, by the array that is read or by another one."""
         self.mend()
         rng, one = self.rng, self._a_key(is_written=True)
-        how = WriteOptions(
-            strategy=rng.choice(_STRATEGIES),
-            order=rng.choice(("morton", "c", "f")),
-            write_empty_chunks=rng.random() < 0.2,
-            max_unused_fraction=rng.choice((0, 0.5, 1)),
-        )
-        array = self.array
+        array, how = self.array, random_write_options(rng)
         if rng.random() < 0.5 or self.target is not self.objects.place:
             options = random_options(rng).but(write=how)
-            array = gpushard.open_array(
-                self.objects.place, device="cpu", options=options
-            )
+            array = self.opened(self.objects.place, options)
         # Of numbers of the elements, the key takes those that are written.
         numbers = one.take(np.arange(self.want.size).reshape(self.want.shape))
         values = self._values(np.shape(numbers))
+        self.written = numbers, values
         try:
-            (getattr(array, one.door) if one.door else array)[one.key] = values
+            door = getattr(array, one.door) if one.door else array
+            door[one.key] = self.given(values)
         except (UnsupportedError, OptionError):
             if how.strategy == "rewrite":  # others do not suit every array
                 raise
@@ -335,66 +354,46 @@ class History:
         rng = np.random.default_rng(self.rng.getrandbits(32))
         most = 2 if self.want.dtype.kind == "b" else 120
         noise = rng.integers(0, most, shape)
-        return self.rng.choice(
-            (
-                noise,
-                noise,
-                np.full(shape, self.fill),
-                np.full(shape, rng.integers(most)),
-            )
-        ).astype(self.want.dtype)
+        alike = np.full(shape, self.fill), np.full(shape, rng.integers(most))
+        return self.rng.choice((noise, noise, *alike)).astype(self.want.dtype)
 
 
-STEPS: dict[Callable[[History], None], float] = {
-    History.read: 16,
-    History.replace_while_read: 2,
-    History.write: 3,
-    History.write_by_zarr: 2,
-    History.save: 2,
-    History.put_back: 2,
-    History.delete: 1,
-    History.damage: 2,
-    History.mend: 1,
+STEPS: dict[str, float] = {
+    "read": 16,
+    "replace_while_read": 2,
+    "write": 3,
+    "write_by_zarr": 2,
+    "save": 2,
+    "put_back": 2,
+    "delete": 1,
+    "damage": 2,
+    "mend": 1,
 }
 
 
-def has_clock(seed: int) -> bool:
-    """Whether the file system's clock dates changes, and may not tick between two."""
-    return seed % 5 == 0
-
-
-def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
-    """What is other than usual in this history."""
-    rng = random.Random(f"circumstances {seed}")
-    if not has_clock(seed):  # then what was read is kept at once
-        for asks in (handles, kept_files):
-            yield mock.patch.object(asks, "is_settled", return_value=True)
-    if rng.random() < 0.5:
-        yield from (mock.patch.object(*bound) for bound in SMALL_BOUNDS)
-    if rng.random() < 0.1:
-        yield tiny_bounds()
-
-
-def tried(seed: int, steps: Sequence[int] = range(N_STEPS)) -> list[tuple[int, str]]:
+def tried(
+    seed: int, steps: Sequence[int] = range(N_STEPS), kind: type[History] = History
+) -> list[tuple[int, str]]:
     """Steps that one history did; with fewer `steps`, a finding may be reduced."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         place = Path(tempfile.mkdtemp())
         stack.callback(shutil.rmtree, place)
-        for context in circumstances(seed):
+        for context in (*circumstances(seed), *kind.circumstances(seed)):
             stack.enter_context(context)
-        history = History(seed, place)
+        history = kind(seed, place)
+        stack.callback(history.close)
         history.settle()
         try:
             history.run(steps)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"history {seed}: {history.done}")
             raise
         return history.done
 
 
-def explored(n: int, seed: int) -> Counter[str]:
+def explored(n: int, seed: int, kind: type[History] = History) -> Counter[str]:
     """How often `n` histories, of that seed and those behind it, did each step."""
-    done = (tried(number) for number in range(seed, seed + n))
+    done = (tried(number, kind=kind) for number in range(seed, seed + n))
     return Counter(name for steps in done for _, name in steps)

@@ -17,7 +17,7 @@ from zarr.storage import MemoryStore, WrapperStore
 
 from array_strategies import codec
 from asked_store import BY_PRICE, IN_REQUESTS, IN_SHARES
-from gpushard import Options
+from gpushard import Options, WriteOptions
 from gpushard.errors import ObjectChangedError
 from gpushard.stores.base import ByteRequest, Fetched
 from historic_arrays import json_bytes
@@ -43,6 +43,7 @@ _CHAINS: dict[str, list[Any]] = {
 }
 # Of these, any bit that is flipped is seen.
 _CHECKED = frozenset(("crc32c", "zstd, crc32c", "gzip"))
+_STRATEGIES = ("rewrite", "rewrite", "fixed_order", "append_only", "random_write")
 _DOCUMENTS = frozenset(("zarr.json", ".zarray", ".zattrs", "meta/root.array.json"))
 
 
@@ -112,7 +113,7 @@ class Output:
         is_apart = rng.random() < 0.2
         block = np.empty(nbytes, np.uint8) if is_apart else arena.take(nbytes, rng)
         block[:] = rng.randrange(256)
-        self._block, self._before = block, block.copy()
+        self.block, self._before = block, block.copy()
         self.view = self._output_in(block)
 
     def _output_in(self, block: NDArray[np.uint8]) -> NDArray[Any]:
@@ -122,7 +123,7 @@ class Output:
     def check_rest(self) -> None:
         """Hold all but the elements of the output to what was there before."""
         self._output_in(self._before)[...] = self.view
-        assert np.array_equal(self._block, self._before), "bytes beside an output"
+        assert np.array_equal(self.block, self._before), "bytes beside an output"
 
 
 class Files:
@@ -269,8 +270,24 @@ def random_options(rng: random.Random) -> Options:
     )
 
 
-def random_documents(rng: random.Random) -> tuple[dict[str, bytes], bool]:
-    """Documents of v3, or of v2; and whether any bit flipped in an object is seen."""
+def random_write_options(rng: random.Random) -> WriteOptions:
+    """How an array is written to."""
+    return WriteOptions(
+        strategy=rng.choice(_STRATEGIES),
+        order=rng.choice(("morton", "c", "f")),
+        write_empty_chunks=rng.random() < 0.2,
+        max_unused_fraction=rng.choice((0, 0.5, 1)),
+    )
+
+
+def named(document: dict[str, Any]) -> dict[str, bytes]:
+    """A document of v3, or of v2, by its key."""
+    key = "zarr.json" if document["zarr_format"] == 3 else ".zarray"
+    return {key: json_bytes(document)}
+
+
+def random_document(rng: random.Random) -> tuple[dict[str, Any], bool]:
+    """A document of v3, or of v2; and whether any bit flipped in an object is seen."""
     ndim, name = rng.choice((1, 2, 2, 2, 3)), rng.choice(_NAMES)
     is_large = rng.random() < 0.08
     sides = [(1, 16, 64, 300, 1000), (1, 3, 5, 8, 16, 32), (1, 3, 5, 8)][ndim - 1]
@@ -287,8 +304,7 @@ def random_documents(rng: random.Random) -> tuple[dict[str, bytes], bool]:
     ]
     fill = rng.random() < 0.5 if name == "bool" else rng.choice((0, 7))
     if layout == "v2":
-        made = _v2_document(rng, np.dtype(name), (shape, cells[0], fill))
-        return {".zarray": json_bytes(made)}, False
+        return _v2_document(rng, np.dtype(name), (shape, cells[0], fill)), False
     chain = rng.choice(("raw", "raw", *_CHAINS))
     codecs = [codec("bytes", endian="big" if rng.random() < 0.2 else "little")]
     codecs += _CHAINS[chain]
@@ -301,7 +317,7 @@ def random_documents(rng: random.Random) -> tuple[dict[str, bytes], bool]:
     for cell in cells[:-1]:
         codecs = [sharding(cell, codecs=codecs, index_location=location)]
     made = document(shape, cells[-1], *codecs, dtype=name, fill_value=fill)
-    return {"zarr.json": json_bytes(made)}, chain in _CHECKED
+    return made, chain in _CHECKED
 
 
 def _v2_document(

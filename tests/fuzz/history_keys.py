@@ -1,4 +1,4 @@
-"""Random keys of every kind, with what NumPy takes for them."""
+"""Random keys of every kind, with what NumPy takes for them, and grids of cells."""
 
 from __future__ import annotations
 
@@ -28,10 +28,17 @@ class Chosen(NamedTuple):
     take: Callable[[NDArray[Any]], Any]
 
 
+class Doubt(NamedTuple):
+    """Where elements may be others; a read of some of them may be refused."""
+
+    mask: NDArray[np.bool_]
+    others: NDArray[Any]
+
+
 def random_key(
     rng: random.Random,
     array: Any,
-    cell: Sequence[int],
+    cell: Cell,
     *,
     is_written: bool = False,
 ) -> Chosen:
@@ -70,16 +77,48 @@ def read_by(array: Any, some: list[Chosen], how: dict[str, Any]) -> list[Any]:
     return [array.read(one.wanted, **how | {"out": outs[0]})]
 
 
-def region(at: Sequence[int], cell: Sequence[int]) -> tuple[slice, ...]:
+Cell = Sequence[Any]
+"""Lengths of the cells of each axis: one for all, or a list."""
+
+
+def grids_of(document: dict[str, Any], array: Any) -> tuple[Cell, Cell]:
+    """Cells of objects, and of what they are made of."""
+    if document.get("chunk_grid", {}).get("name") != "rectilinear":
+        return array.shards or array.chunks, array.chunks
+    outer = document["chunk_grid"]["configuration"]["chunk_shapes"]
+    first = document["codecs"][0]
+    is_shard = first["name"] == "sharding_indexed"
+    return outer, first["configuration"]["chunk_shape"] if is_shard else outer
+
+
+def n_cells(shape: Sequence[int], cell: Cell) -> list[int]:
+    """Cells of a grid along each axis."""
+    return [
+        -(-n // c) if isinstance(c, int) else len(c)
+        for n, c in zip(shape, cell, strict=True)
+    ]
+
+
+def region(at: Sequence[int], cell: Cell) -> tuple[slice, ...]:
     """Elements of a cell of a grid."""
-    return tuple(slice(i * n, i * n + n) for i, n in zip(at, cell, strict=True))
+    return _cut([slice(i, i + 1) for i in at], cell)
 
 
-def _blocks(rng: random.Random, array: gpushard.Array, cell: Sequence[int]) -> Chosen:
-    grid = [-(-n // c) for n, c in zip(array.shape, cell, strict=True)]
+def _cut(cells: Sequence[slice], cell: Cell) -> tuple[slice, ...]:
+    """Elements of cells from one on to another."""
+    return tuple(
+        slice(s.start * c, s.stop * c)
+        if isinstance(c, int)
+        else slice(sum(c[: s.start]), sum(c[: s.stop]))
+        for s, c in zip(cells, cell, strict=True)
+    )
+
+
+def _blocks(rng: random.Random, array: gpushard.Array, cell: Cell) -> Chosen:
+    grid = n_cells(array.shape, cell)
     spans = [sorted((rng.randrange(n), rng.randint(1, n))) for n in grid]
     key = tuple(slice(first, max(last, first + 1)) for first, last in spans)
-    cut = tuple(slice(s.start * c, s.stop * c) for s, c in zip(key, cell, strict=True))
+    cut = _cut(key, cell)
     wanted = expressions.blocks(key, array.source.layout.axes)
     return Chosen("blocks", key, wanted, lambda full: full[cut])
 
