@@ -27,6 +27,7 @@ from gpushard.integrations.xarray_arrays import (
     DecodedArray,
     LazyArray,
 )
+from gpushard.integrations.xarray_encoding import encoding_of
 from gpushard.options import DEFAULT, MIB, Options
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ class _GroupStore(AbstractDataStore):
         self, name: str, array: Array, coordinate: LazyArray | None, *, on_host: bool
     ) -> Variable:
         dimensions, attributes = _dimensions(array), _attributes(array)
-        encoding = _encoding(array, dimensions)
+        encoding = encoding_of(array, dimensions, is_v2=_is_v2(array))
         probe = None if on_host else self._probe(name, array, dimensions, attributes)
         if probe is None:
             lazy = coordinate or LazyArray(Array(array.source))
@@ -348,20 +349,3 @@ def _fill_value_in_base64(spelled: Any, array: Array) -> Any:
             hint="leave the array out with drop_variables, or correct the attribute",
         ) from error
     return complex(real, imaginary)
-
-
-def _encoding(array: Array, dimensions: tuple[str, ...]) -> dict[str, Any]:
-    encoding: dict[str, Any] = {}
-    if array.dtype.kind == "T":  # xarray makes Python objects of it otherwise
-        encoding["dtype"] = array.dtype
-    lengths = [axis.lengths for axis in array.source.layout.axes]
-    encoding["preferred_chunks"] = dict(zip(dimensions, lengths, strict=True))
-    if array.shards is not None:
-        encoding["shards"] = array.shards
-    # Of shards of different lengths, to_zarr would make an object of each inner chunk.
-    is_whole = array.shards is not None or not array.source.layout.levels
-    if array.chunks is not None and is_whole:
-        encoding["chunks"] = array.chunks
-    if not _is_v2(array):  # whose fill values are attributes to xarray
-        encoding["fill_value"] = array.fill_value
-    return encoding
