@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,32 +28,45 @@ from gpushard.writing.whole_cells import WholeCells
 
 @st.composite
 def boxes(draw):
-    """A box of slices in a region that is cut into cells, and their grid."""
-    grid, axes = [], []
+    """A box of slices in a region that is cut into cells, their grid, and the array.
+
+    The region may reach beyond the array, and the last cell beyond the region.
+    """
+    grid, axes, extents = [], [], []
     for _ in range(draw(st.integers(1, 3))):
         cell = draw(st.integers(1, 4))
-        extent = cell * draw(st.integers(1, 4))
+        extent = draw(st.integers(1, 4 * cell))
+        beyond = draw(st.sampled_from([0, -extent % cell, 2 * cell]))
         start = draw(st.integers(0, extent - 1))
         length = draw(st.integers(1, extent - start))
         out_step = draw(st.sampled_from([1, -1]))
         out_start = 0 if out_step > 0 else length - 1
-        grid.append(GridAxis(extent, cell))
+        grid.append(GridAxis(extent + beyond, cell))
+        extents.append(extent)
         axes.append(SliceAxis(start, 1, length, out_start, out_step))
-    return Box(tuple(axes)), tuple(grid)
+    return Box(tuple(axes)), tuple(grid), tuple(extents)
 
 
 @given(boxes(), st.integers(1, 9), st.integers(0, 9))
 def test_whole_cells_and_the_rest_are_the_box_element_by_element(drawn, n_parts, seed):
-    box, grid = drawn
-    shape = tuple(axis.extent for axis in grid)
+    box, grid, shape = drawn
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(grid)).tolist()
+    layout = SimpleNamespace(outer_order=order, dtype=np.dtype("i4"), fill_value=-1)
     counts = tuple(axis.n_cells for axis in grid)
     values = np.arange(1, 1 + np.prod([axis.length for axis in box.axes]))
     values = values.reshape([axis.length for axis in box.axes])
     expected, found = np.zeros((2, *shape), int)
     box.assign(expected, values)
-    whole = WholeCells.of(box, grid)
+    whole = WholeCells.of(box, grid, shape)
     n_covered = sum(
-        part.covers(tuple(axis.cell for axis in grid)) for _, part in box.cells(grid)
+        part.covers(
+            tuple(
+                min(axis.cell, n - axis.start_of(i))
+                for axis, n, i in zip(grid, shape, cell, strict=True)
+            )
+        )
+        for cell, part in box.cells(grid)
     )
     if whole is None:
         assert not n_covered
@@ -60,16 +74,21 @@ def test_whole_cells_and_the_rest_are_the_box_element_by_element(drawn, n_parts,
     cells = whole.coordinates()
     assert cells.shape[1] == n_covered
     entries = np.ravel_multi_index(tuple(cells), counts)
-    for some in np.array_split(
-        np.random.default_rng(seed).permutation(n_covered), min(n_parts, n_covered)
-    ):
-        elements = whole.elements(cells[:, some], values)
-        for cell, inside in zip(cells[:, some].T.tolist(), elements, strict=True):
+    for some in np.array_split(rng.permutation(n_covered), min(n_parts, n_covered)):
+        chunks = whole.chunks(cells[:, some], values, layout)
+        assert chunks.flags.c_contiguous
+        assert chunks.dtype == layout.dtype
+        for cell, chunk in zip(cells[:, some].T.tolist(), chunks, strict=True):
             place = tuple(
                 slice(axis.start_of(i), axis.start_of(i + 1))
                 for axis, i in zip(grid, cell, strict=True)
             )
-            found[place] = inside
+            inside = chunk.transpose(np.argsort(order))
+            within = tuple(map(slice, found[place].shape))
+            found[place] = inside[within]
+            beyond = np.ones(inside.shape, bool)
+            beyond[within] = False
+            assert (inside[beyond] == layout.fill_value).all()
     assert np.all(np.diff(entries) > 0)
     for part in whole.rest:
         for cell, _ in part.cells(grid):
@@ -82,9 +101,9 @@ def test_lists_and_steps_have_no_whole_cells_here():
     axis, whole = GridAxis(8, 2), SliceAxis(0, 1, 8)
     listed = IndexAxis(np.arange(8), np.arange(8))
     for other in (listed, SliceAxis(0, 2, 4), SliceAxis(1, 1, 2)):
-        assert WholeCells.of(Box((other,)), (axis,)) is None
-        assert WholeCells.of(Box((other, whole)), (axis, axis)) is None
-        assert WholeCells.of(Box((whole, other)), (axis, axis)) is None
+        assert WholeCells.of(Box((other,)), (axis,), (9,)) is None
+        assert WholeCells.of(Box((other, whole)), (axis, axis), (9, 8)) is None
+        assert WholeCells.of(Box((whole, other)), (axis, axis), (8, 9)) is None
 
 
 ARRAYS = {

@@ -126,7 +126,7 @@ class Encoder:
         if isinstance(values, DeviceValues):
             n_batch = max(n_batch, values.most_rows)
         else:
-            whole = WholeCells.of(change.part, region.grid)
+            whole = WholeCells.of(change.part, region.grid, region.extents)
             if whole is not None:
                 rest = whole.rest
                 yield from self._whole_payloads(region, whole, values, n_batch)

@@ -38,7 +38,8 @@ def whole_objects(
         or cell_shape(layout.axes) is None
     ):
         return None, [change.part]
-    whole = WholeCells.of(change.part, layout.axes)
+    extents = [axis.extent for axis in layout.axes]
+    whole = WholeCells.of(change.part, layout.axes, extents)
     if whole is None or whole.n_cells > _MOST_CELLS:
         return None, [change.part]
     return whole, whole.rest
