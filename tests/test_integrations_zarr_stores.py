@@ -124,7 +124,14 @@ def test_ranges_are_joined_as_zarrs_own_pipeline_joins_them(
 @has_ranges
 @pytest.mark.parametrize(
     ("setting", "n_expected"),
-    [({}, 1), ({GAP: 0}, 3), ({MOST: 1}, 14), ({GAP: 2**20, MOST: 2**24}, 1)],
+    [
+        ({}, 1),
+        ({GAP: 0}, 3),
+        ({GAP: 2**20 - 1}, 2),
+        ({MOST: 1}, 14),
+        ({MOST: 2**24 - 1}, 2),
+        ({GAP: 2**20, MOST: 2**24}, 1),
+    ],
     ids=str,
 )
 def test_shards_are_fetched_whole_only_where_their_gaps_may_be(

@@ -145,6 +145,7 @@ class ShortShardedReader:
         if shards is None:
             return False
         if all(known is None for known in shards.known):
+            # A large inner chunk of fill values would be made for this read alone.
             out[...] = source.layout.fill_value
             return True
         first = shards.known[0]

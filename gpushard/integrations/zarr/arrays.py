@@ -20,7 +20,7 @@ from gpushard.chunk_keys import ChunkKeys
 from gpushard.errors import LimitError, MetadataError, UnsupportedError
 from gpushard.integrations.zarr.pieces import Entry
 from gpushard.metadata import parse_array
-from gpushard.options import DEFAULT, LIMITS, Options
+from gpushard.options import DEFAULT, LIMITS, MIB, Options
 from gpushard.quiet import without_warnings
 from gpushard.source import Source
 from gpushard.stores.base import FetchCosts, Store
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
     Batch = Sequence[tuple[Any, ArraySpec, Any, Any, bool]]
 
+# zarr's defaults of the settings that say how requests are joined.
+_ZARRS_GAP_NBYTES, _ZARRS_REQUEST_NBYTES = MIB, 16 * MIB
 # Stores of the same directory share their open files.
 _local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
@@ -129,8 +131,10 @@ def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> 
     mine = spec.prototype if on_host else cpu.buffer_prototype
     costs = _costs_as_set(store.costs, spec.config)
     options = source.options
-    if costs.gap_nbytes < store.costs.gap_nbytes or (
-        costs.max_request_nbytes < store.costs.max_request_nbytes
+    is_set = costs is not store.costs
+    if is_set and (
+        costs.gap_nbytes < _ZARRS_GAP_NBYTES
+        or costs.max_request_nbytes < _ZARRS_REQUEST_NBYTES
     ):
         # A user who bounds what one request fetches does not want whole shards either.
         options = options.but(whole_object_fraction=1.0)
