@@ -11,7 +11,6 @@ import pickle
 import random
 import shutil
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -31,6 +30,7 @@ from fuzz.histories import pool
 from fuzz.history_arrays import Arena, Files, Output, random_options
 from fuzz.history_circumstances import SMALL_BOUNDS, has_clock
 from fuzz.history_keys import random_key, read_by
+from fuzz.history_runs import Done, counted, run_history
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError
 from gpushard.errors import ObjectChangedError
@@ -375,25 +375,15 @@ def circumstances(seed: int) -> Iterator[AbstractContextManager[Any]]:
             yield mock.patch.object(chunk_share.SHARE, "_limit_nbytes", limit)
 
 
-def tried(seed: int, steps: Sequence[int] = range(N_STEPS)) -> list[tuple[int, str]]:
+def tried(seed: int, steps: Sequence[int] = range(N_STEPS)) -> Done:
     """Steps that one history did; with fewer `steps`, a finding may be reduced."""
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        place = Path(tempfile.mkdtemp())
-        stack.callback(shutil.rmtree, place)
-        for context in circumstances(seed):
-            stack.enter_context(context)
-        history = GroupHistory(seed, place)
-        try:
-            history.run(steps)
-        except Exception as error:
-            error.add_note(f"group history {seed}: {history.done}")
-            raise
-        return history.done
+
+    def made(place: Path, _: ExitStack) -> GroupHistory:
+        return GroupHistory(seed, place)
+
+    return run_history(f"group history {seed}", steps, circumstances(seed), made)
 
 
 def explored(n: int, seed: int) -> Counter[str]:
     """How often `n` histories, of that seed and those behind it, did each step."""
-    done = (tried(number) for number in range(seed, seed + n))
-    return Counter(name for steps in done for _, name in steps)
+    return counted(tried, n, seed)

@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 import random
 import re
-import shutil
-import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -50,10 +47,14 @@ from fuzz.history_keys import (
     read_by,
     region,
 )
+from fuzz.history_runs import Done, counted, run_history
 from fuzz.refusals import assert_is_told
 from gpushard import GpushardError, Options
 from gpushard.errors import OptionError, UnsupportedError
 from zarr_oracle import quiet_zarr
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager, ExitStack
 
 N_STEPS = 30
 _CASTS = {"b": "u1", "u": "i4", "i": "f8", "f": ">f8"}
@@ -373,27 +374,19 @@ STEPS: dict[str, float] = {
 
 def tried(
     seed: int, steps: Sequence[int] = range(N_STEPS), kind: type[History] = History
-) -> list[tuple[int, str]]:
+) -> Done:
     """Steps that one history did; with fewer `steps`, a finding may be reduced."""
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        place = Path(tempfile.mkdtemp())
-        stack.callback(shutil.rmtree, place)
-        for context in (*circumstances(seed), *kind.circumstances(seed)):
-            stack.enter_context(context)
+
+    def made(place: Path, stack: ExitStack) -> History:
         history = kind(seed, place)
         stack.callback(history.close)
         history.settle()
-        try:
-            history.run(steps)
-        except BaseException as error:
-            error.add_note(f"history {seed}: {history.done}")
-            raise
-        return history.done
+        return history
+
+    contexts = chain(circumstances(seed), kind.circumstances(seed))
+    return run_history(f"history {seed}", steps, contexts, made)
 
 
 def explored(n: int, seed: int, kind: type[History] = History) -> Counter[str]:
     """How often `n` histories, of that seed and those behind it, did each step."""
-    done = (tried(number, kind=kind) for number in range(seed, seed + n))
-    return Counter(name for steps in done for _, name in steps)
+    return counted(partial(tried, kind=kind), n, seed)
