@@ -13,7 +13,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import DOCUMENTS
 from gpushard.source import Source
 from gpushard.stores.base import ListingStore
-from gpushard.stores.local.locked_file import object_key_of
+from gpushard.stores.local.names_beside import object_key_of
 from gpushard.stores.local.store import LocalStore
 
 # A server lists so many objects in one answer. Fewer are asked for as soon.

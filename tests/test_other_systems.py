@@ -13,7 +13,7 @@ import pytest
 
 import gpushard
 from gpushard.cli.npy import NpyFile
-from gpushard.stores.local import directories, file_bytes, handles
+from gpushard.stores.local import file_bytes, handles, lock_files
 from gpushard.stores.local import store as local
 from gpushard.write_options import WriteOptions
 from gpushard.writing import in_place
@@ -113,7 +113,7 @@ def test_a_write_ends_where_a_file_has_another_inode_at_each_look(
     monkeypatch.setattr(os, "stat", renumbered)
     with pytest.raises(gpushard.StoreError, match="numbers a file anew"):
         array[...] = VALUES
-    assert next(n_looks) <= 4 * directories._MOST_LOOKS  # one for each shard
+    assert next(n_looks) <= 4 * lock_files._MOST_LOOKS  # one for each shard
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

@@ -54,7 +54,7 @@ def test_compaction_undoes_a_torn_write_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("maintain", [gpushard.compact, gpushard.repair])
-@pytest.mark.parametrize("left", [".0.new", ".0.undo.new"])
+@pytest.mark.parametrize("left", [".0.lock", ".0.new", ".0.undo.new"])
 def test_what_killed_writers_left_half_written_takes_no_room_afterwards(
     left, maintain, tmp_path
 ):

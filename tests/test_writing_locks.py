@@ -49,17 +49,17 @@ def test_a_lock_whose_file_cannot_be_removed_does_not_keep_the_next_writer_waiti
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", refuse)
         with pytest.raises((gpushard.StoreError, KeyboardInterrupt)):
-            array[...] = 1
+            array[...] = 0  # the fill value: there is no content to rename it to
     array[...] = np.arange(16)
     assert array[...].tolist() == list(range(16))
 
 
-def refuse_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody write to lock files, as if another user had made them."""
+def refuse_locks(monkeypatch: pytest.MonkeyPatch, flag: int) -> None:
+    """Let nobody open lock files with a flag, as if they were another user's."""
     opening = os.open
 
     def refuse(path, flags, *args, **place):
-        if str(path).endswith(".lock") and flags & os.O_RDWR:
+        if str(path).endswith(".lock") and flags & (os.O_CREAT | os.O_RDWR) == flag:
             raise PermissionError(errno.EACCES, "Permission denied")
         return opening(path, flags, *args, **place)
 
@@ -72,7 +72,7 @@ def test_the_lock_file_of_another_users_killed_writer_stops_no_write(
     array[...] = 1
     left = tmp_path / "a" / "c" / ".0.lock"
     left.touch()
-    refuse_locks(monkeypatch)
+    refuse_locks(monkeypatch, os.O_RDWR)
     array[3] = 7
     assert array[2:5].tolist() == [1, 7, 1]
     assert not left.exists()
@@ -80,7 +80,7 @@ def test_the_lock_file_of_another_users_killed_writer_stops_no_write(
 
 def test_a_write_to_a_directory_of_other_users_is_denied_at_once(array, monkeypatch):
     array[...] = 1
-    refuse_locks(monkeypatch)  # and there is none
+    refuse_locks(monkeypatch, os.O_RDWR | os.O_CREAT)  # and there is none
     with pytest.raises(gpushard.StoreError, match="Permission denied"):
         array[3] = 7
 
@@ -205,6 +205,7 @@ def test_a_fifo_in_the_place_of_a_new_file_is_refused_and_not_waited_for(
 ):
     array[...] = 1
     os.mkfifo(tmp_path / "a" / "c" / ".0.new")
+    (tmp_path / "a" / "c" / ".0.undo").touch()  # with it, the lock file is no way
 
     def give_up(*_: object) -> None:
         raise TimeoutError

@@ -158,7 +158,7 @@ def test_names_before_the_file_that_fails_are_durable_all_the_same(
     opening = os.open
 
     def full(path, *arguments, **named):
-        if path == ".2.new":
+        if path == ".2.lock":
             raise OSError(errno.ENOSPC, "No space left on device")
         return opening(path, *arguments, **named)
 

@@ -27,7 +27,7 @@ from gpushard.stores.base import Fetched
 from gpushard.stores.documents import document_bytes
 from gpushard.stores.local.file_bytes import Bytes, Pieces
 from gpushard.stores.local.files import FileWriter
-from gpushard.stores.local.locked_file import object_key_of
+from gpushard.stores.local.names_beside import object_key_of
 from gpushard.stores.writers import Writer, writer_of
 from gpushard.writing.assign import WriteSession, assign
 from gpushard.writing.shard import Region

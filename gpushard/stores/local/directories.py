@@ -14,13 +14,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
-from gpushard.errors import StoreError
-from gpushard.stores.local.file_locks import file_locks
 from gpushard.stores.local.handles import HandleTable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -29,8 +27,6 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 # Errors of a file system whose directories cannot be synced (CIFS, some FUSE servers).
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-# Looks at a lock file that has another inode each time, until that is an error.
-_MOST_LOOKS = 64
 
 PathCheck = Callable[[str], None]
 """Raises if a path without symbolic links leads out of the store."""
@@ -142,58 +138,6 @@ class Directory:
             else:
                 os.unlink(name, dir_fd=self.fd)
 
-    def lock(self, name: str, taken: list[FileIO]) -> bool:
-        """Lock the lock file `name` and add it to `taken`.
-
-        False if another file has its name by then. Once it is in `taken`, the caller
-        releases it, whatever comes in between.
-
-        Raises
-        ------
-        StoreError
-            The file system does not tell whether it is the same file.
-        """
-        for _ in range(_MOST_LOOKS):
-            file = FileIO(name, "r+", opener=self._open_lock)
-            try:
-                file_locks.take(file)
-                locked, status = os.fstat(file.fileno()), self.status(name)
-                if status is not None and os.path.samestat(locked, status):
-                    taken.append(file)
-                    return True
-                file_locks.release(file)
-            except BaseException:
-                file_locks.release(file)
-                raise
-            # The last holder has unlinked it, and perhaps removed the directory too.
-            if status is None or not locked.st_nlink:
-                return False
-        raise StoreError(
-            "the file system numbers a file anew each time it is looked at",
-            got=str(self.path / name),
-            hint="write to a file system whose inodes keep their numbers",
-        )
-
-    def _open_lock(self, name: str, _: int) -> int:
-        flags = os.O_RDWR | os.O_CREAT
-        try:
-            return self.open(name, flags)
-        except PermissionError:
-            # A killed writer of another user has left it, or is at work. To be locked
-            # it need not be writable, except on some network file systems.
-            with suppress(FileNotFoundError):
-                return self.open(name, os.O_RDONLY)
-        return self.open(name, flags)  # it is gone by now, or was never there
-
-    def unlink_locked(self, name: str, file: FileIO) -> None:
-        """Remove a lock file and release its lock, unless a parent process has it."""
-        if not file_locks.has(file):
-            return
-        try:
-            self.unlink(name)
-        finally:  # the next writer, in this process too, waits for it
-            file_locks.release(file)
-
     def is_in_place(self) -> bool:
         """Whether the directory is still the one at its path."""
         try:
@@ -221,15 +165,24 @@ def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:
     return Directory(fd, path, refuse_outside)
 
 
+def duplicate(fd: int) -> int:
+    """Another descriptor of an open file."""
+    return _with_room(partial(os.dup, fd))
+
+
 def _open(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
-    """Open a file; files that reads keep open make room for it."""
+    return _with_room(partial(os.open, path, flags, 0o666, dir_fd=dir_fd))
+
+
+def _with_room(opening: Callable[[], int]) -> int:
+    """Descriptor of a file; files that reads keep open make room for it."""
     try:
-        return os.open(path, flags, 0o666, dir_fd=dir_fd)
+        return opening()
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
         HandleTable.clear_all()
-        return os.open(path, flags, 0o666, dir_fd=dir_fd)
+        return opening()
 
 
 def listed_names(path: str, refuse_outside: PathCheck) -> list[str]:

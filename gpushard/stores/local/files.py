@@ -14,13 +14,8 @@ from pathlib import Path
 from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.local.directories import open_directory
 from gpushard.stores.local.file_bytes import Pieces, Update
-from gpushard.stores.local.locked_file import (
-    LOCK,
-    UNDO,
-    UNFINISHED,
-    LockedFile,
-    name_beside,
-)
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.names_beside import LOCK, UNDO, UNFINISHED, name_beside
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.local.visits import PathRule, Visit, as_store_errors
 
@@ -107,7 +102,7 @@ class FileWriter:
     def has_remains(self, key: str) -> bool:
         """Whether a write of the file is under way, or left something when it ended."""
         with as_store_errors(self._store, key):
-            endings = (UNDO, *UNFINISHED)
+            endings = (LOCK, UNDO, *UNFINISHED)
             return any(self._path_beside(key, one).exists() for one in endings)
 
     def drop_stale_lock(self, key: str) -> None:

@@ -1,51 +1,56 @@
 """A file that one writer at a time changes, by way of other files beside it.
 
-To replace a file, another file is written beside it, made durable, and renamed. While
-``c/0/1`` is written, ``c/0/.1.lock`` and ``c/0/.1.new`` are beside it. During a write
-in place there is also ``c/0/.1.undo``.
+To replace a file, another file is written beside it, made durable, and renamed: to
+replace ``c/0/1``, its lock file ``c/0/.1.lock``. So one new file does for both, and
+making files is most of what small ones cost. Only what does not fit memory, and what
+replaces a file with a note, is written to ``c/0/.1.new``. During a write in place there
+is also ``c/0/.1.undo``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import re
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gpushard.stores.local.directories import Directory
+from gpushard.stores.local.directories import Directory, duplicate
 from gpushard.stores.local.file_bytes import FileBytes, Pieces, write_all
+from gpushard.stores.local.file_locks import file_locks
+from gpushard.stores.local.names_beside import (
+    LOCK,
+    NEW,
+    NEW_UNDO,
+    UNDO,
+    UNFINISHED,
+    name_beside,
+)
 from gpushard.stores.local.spool import Spool
 
-LOCK, UNDO, _NEW, _NEW_UNDO = "lock", "undo", "new", "undo.new"
-UNFINISHED = (_NEW, _NEW_UNDO)
-_NAME_BESIDE = re.compile(rf"(.*/)?\.([^/]+?)\.(?:{_NEW_UNDO}|{LOCK}|{UNDO}|{_NEW})")
+if TYPE_CHECKING:
+    from io import FileIO
 
-
-def name_beside(name: str, ending: str) -> str:
-    """Name of the file beside the file `name` that has this ending."""
-    return f".{name}.{ending}"
-
-
-def object_key_of(key: str) -> str:
-    """Key of the object that a writer's file belongs to; other keys are unchanged."""
-    found = _NAME_BESIDE.fullmatch(key)
-    return key if found is None else f"{found[1] or ''}{found[2]}"
+# Errors of file systems that do not rename a file that is open.
+_CANNOT_RENAME_OPEN = (errno.EACCES, errno.EBUSY, errno.EPERM, errno.ETXTBSY)
 
 
 @dataclass(slots=True)
 class LockedFile:
     """A file, by its name in a directory, that no other writer changes meanwhile.
 
-    If it `is_durable`, the disk has the bytes that replace it before they get its name.
-    The name itself is durable when it is replaced, or, if `is_named_later`, at the end
-    of the visit. `may_have_note` is False once it is known that no write in place has
-    left a note: only the holder of the lock writes one.
+    Its lock file, which is empty, may become its content; that ends the lock. If it
+    `is_durable`, the disk has the bytes that replace it before they get its name. The
+    name itself is durable when it is replaced, or, if `is_named_later`, at the end of
+    the visit. `may_have_note` is False once it is known that no write in place has left
+    a note: only the holder of the lock writes one.
     """
 
     directory: Directory
     name: str
+    lock: FileIO | None
     is_durable: bool = True
     is_named_later: bool = False
     may_have_note: bool = True
@@ -84,7 +89,7 @@ class LockedFile:
     @contextmanager
     def spooled(self, most_nbytes: int) -> Generator[Spool]:
         """Beginning of the next content, for `replace`; at the end it is dropped."""
-        temporary = name_beside(self.name, _NEW)
+        temporary = name_beside(self.name, NEW)
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         spool = Spool(partial(self.directory.open, temporary, flags), most_nbytes)
         try:
@@ -96,15 +101,16 @@ class LockedFile:
             spool.close()
 
     def replace(self, pieces: Pieces | None, spool: Spool | None = None) -> None:
-        """Replace the file in one step; None deletes it.
+        """Replace the file in one step, with which the lock may end; None deletes it.
 
         Pieces may lie in a `spool` of this file.
         """
+        is_spooled = spool is not None and spool.fd is not None
         if pieces is None:
             self.directory.unlink(self.name)
             self.drop_unfinished()
-        else:
-            temporary = name_beside(self.name, _NEW)
+        elif is_spooled or self.may_have_note or not self._became(pieces):
+            temporary = name_beside(self.name, NEW)
             self._put(
                 self.name, temporary, pieces, is_durable=self.is_durable, spool=spool
             )
@@ -126,7 +132,7 @@ class LockedFile:
 
     def note(self, pieces: Pieces) -> None:
         """Save the bytes that undo a write in place, before the write starts."""
-        temporary = name_beside(self.name, _NEW_UNDO)
+        temporary = name_beside(self.name, NEW_UNDO)
         self.may_have_note = True
         self._put(self.undo_name, temporary, pieces, is_durable=True)
         self.directory.sync()
@@ -136,6 +142,23 @@ class LockedFile:
         if self.may_have_note:
             self.directory.unlink(self.undo_name)
             self.may_have_note = False
+
+    def _became(self, pieces: Pieces) -> bool:
+        """Make the lock file the content, of these bytes; False if that is no way."""
+        lock, self.lock = self.lock, None  # it is written once
+        if lock is None:
+            return False
+        _write_through(lock.fileno(), pieces, is_durable=self.is_durable)
+        os.close(duplicate(lock.fileno()))  # as it may tell of a quota: see `_put`
+        try:
+            self.directory.rename(name_beside(self.name, LOCK), self.name)
+        except OSError as error:
+            if error.errno not in _CANNOT_RENAME_OPEN:
+                raise
+            return False
+        # Where locks are mandatory (CIFS), readers of the content wait for its end.
+        file_locks.release(lock)
+        return True
 
     def _put(
         self,
@@ -150,9 +173,7 @@ class LockedFile:
         rest = None if spool is None else spool.rest_of(pieces)
         try:
             if spool is not None and spool.fd is not None and rest is not None:
-                write_all(spool.fd, rest)
-                if is_durable:
-                    os.fsync(spool.fd)
+                _write_through(spool.fd, rest, is_durable=is_durable)
                 spool.close()  # only this may tell of a quota, or of a server's errors
             else:
                 if spool is not None and spool.fd is not None:
@@ -168,11 +189,15 @@ class LockedFile:
     def _write_new(self, name: str, pieces: Pieces, *, is_durable: bool) -> None:
         fd = self.directory.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            write_all(fd, pieces)
-            if is_durable:
-                os.fsync(fd)
+            _write_through(fd, pieces, is_durable=is_durable)
         finally:
             os.close(fd)
+
+
+def _write_through(fd: int, pieces: Pieces, *, is_durable: bool) -> None:
+    write_all(fd, pieces)
+    if is_durable:
+        os.fsync(fd)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ from gpushard.stores.local.directories import (
     path_of,
 )
 from gpushard.stores.local.file_locks import file_locks
-from gpushard.stores.local.locked_file import LOCK, UNDO, LockedFile, name_beside
+from gpushard.stores.local.lock_files import give_back, lock_beside
+from gpushard.stores.local.locked_file import LockedFile
+from gpushard.stores.local.names_beside import UNDO, name_beside
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -112,7 +114,7 @@ class Visit:
         self._rule = PathRule(store)
         self._above: str | None = None
         self._opened: list[Directory] = []
-        self._lock_name = ""
+        self._name = ""
         self._taken: list[FileIO] = []
 
     def __enter__(self) -> Self:
@@ -144,14 +146,17 @@ class Visit:
         refuse_unsafe_key(key, self._store.url)
         self._rule.key = key
         above, _, name = key.rpartition("/")
-        self._lock_name = name_beside(name, LOCK)
+        self._name = name
         with as_store_errors(self._store, key):
             try:
                 directory = self._take_lock(above)
                 has_note = self._refuse_irregular(directory, name)
                 later = self._names_later and self._is_durable
                 self._unsynced = key if later else None
-                yield LockedFile(directory, name, self._is_durable, later, has_note)
+                lock = self._taken[0]
+                yield LockedFile(
+                    directory, name, lock, self._is_durable, later, has_note
+                )
                 self._refuse_moved(directory)
             finally:
                 self._give_back()
@@ -162,8 +167,10 @@ class Visit:
         while True:
             try:
                 directory = self._at(above)
-                if directory.lock(self._lock_name, self._taken):
+                if lock_beside(directory, self._name, self._taken):
                     return directory
+                if directory.is_in_place():
+                    continue
             except FileNotFoundError:
                 # Another process that deletes objects removes empty directories.
                 n_gone += 1
@@ -176,7 +183,7 @@ class Visit:
         """Remove the lock file, if there is one, and release its lock."""
         try:
             if self._taken:
-                self._opened[0].unlink_locked(self._lock_name, self._taken[0])
+                give_back(self._opened[0], self._name, self._taken[0])
         finally:
             # An interrupt may come before the first line of what does it above.
             for lock in self._taken:
