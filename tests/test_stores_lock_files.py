@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -107,6 +108,36 @@ def test_who_waited_for_a_lock_that_became_the_content_leaves_the_next_lock_alon
             place.unlink()
         waiting.result()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_is_left_alone_that_another_machine_made_since_a_status_was_known(
+    files, tmp_path, monkeypatch
+):
+    """NFS may tell for seconds of the file that had the name before."""
+    place, status, flock = tmp_path / ".shard.lock", Directory.status, fcntl.flock
+    place.touch()
+    last, made, looks = place.stat(), [], count(1)
+
+    def make_another(file, operation):
+        flock(file, operation)
+        if not made:
+            place.rename(tmp_path / "shard")
+            made.append(place.open("x"))
+
+    def remembered(directory, name, **how):
+        n_look = next(looks) if name == place.name else 0
+        if n_look == 1:
+            return last
+        if n_look == 2:
+            assert os.fstat(made[0].fileno()).st_nlink == 1
+            place.unlink()  # the other machine's write ends
+        return status(directory, name, **how)
+
+    monkeypatch.setattr(fcntl, "flock", make_another)
+    monkeypatch.setattr(Directory, "status", remembered)
+    files.put("shard", [NEW])
+    made[0].close()
+    assert (tmp_path / "shard").read_bytes() == NEW.tobytes()
 
 
 def test_the_lock_of_the_next_writer_outlives_an_interrupt_of_the_last(

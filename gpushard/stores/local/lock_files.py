@@ -46,7 +46,8 @@ def lock_beside(directory: Directory, name: str, taken: list[FileIO]) -> bool:
             if is_named and is_new:
                 taken.append(file)
                 return True
-            if is_named:  # a killed writer has left it, and perhaps more
+            if is_named and _is_opened(directory, lock_name, locked):
+                # A killed writer has left it, and perhaps more.
                 for ending in (*UNFINISHED, LOCK):
                     directory.unlink(name_beside(name, ending))
             file_locks.release(file)
@@ -96,6 +97,21 @@ def _open(directory: Directory, lock_name: str) -> tuple[FileIO | None, bool]:
             # network file systems.
             return opened(os.O_RDONLY), False
     return None, False
+
+
+def _is_opened(directory: Directory, name: str, status: os.stat_result) -> bool:
+    """Whether who opens the entry `name` gets the file with this status.
+
+    NFS asks its server then. It may know a status from before another machine renamed
+    the file, and made the next one.
+    """
+    with suppress(FileNotFoundError):
+        fd = directory.open(name, os.O_RDONLY)
+        try:
+            return os.path.samestat(status, os.fstat(fd))
+        finally:
+            os.close(fd)
+    return False
 
 
 def _has_name(directory: Directory, name: str, status: os.stat_result) -> bool:
