@@ -20,6 +20,7 @@ from gpushard.stores.local.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.changes import Cell, Change, batches, changed_cells
 from gpushard.writing.crew import Crew
 from gpushard.writing.encoders import encoders_of
+from gpushard.writing.grown import Wholes, whole_or_cut
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
@@ -122,17 +123,16 @@ class Encoder:
             yield from self._nested_payloads(region, stored, change, spool)
             return
         self._refuse_shards()
-        n_batch, rest = self._n_at_once(), [change.part]
+        n_batch, parts = self._n_at_once(), iter([change])
         if isinstance(values, DeviceValues):
             n_batch = max(n_batch, values.most_rows)
         else:
-            whole = WholeCells.of(change.part, region.grid, region.extents)
-            if whole is not None:
-                rest = whole.rest
-                yield from self._whole_payloads(region, whole, values, n_batch)
-        for part in rest:
-            inside = changed_cells(region, Change(part, values))
-            for batch in batches(inside, n_batch):
+            parts = whole_or_cut(region, stored, change)
+        for part in parts:
+            if isinstance(part, Wholes):
+                yield from self._whole_payloads(region, part, n_batch)
+                continue
+            for batch in batches(changed_cells(region, part), n_batch):
                 yield from self._part_payloads(stored, batch)
 
     def _nested_payloads(
@@ -180,10 +180,11 @@ class Encoder:
         return sorted(cells, key=lambda cell: rank[cell[0]])
 
     def _whole_payloads(
-        self, region: Region, whole: WholeCells, values: NDArray[Any], n_batch: int
+        self, region: Region, wholes: Wholes, n_batch: int
     ) -> Iterator[Payloads]:
-        """Inner chunks of which every element is written, in the order of the shard."""
+        """Inner chunks of which every element is known, in the order of the shard."""
         layout = self.source.layout
+        whole, values = wholes
         cells = whole.coordinates()
         entries = np.array(region.entry_strides, np.int64) @ cells
         order = np.argsort(

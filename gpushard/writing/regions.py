@@ -6,7 +6,7 @@ are written, in the region's own coordinates, and which value each of them gets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -57,6 +57,23 @@ class Box:
         """Cells of `grid` with written elements, in C order, each with its part."""
         for cuts in crossed_cells(self.axes, grid):
             yield tuple(cell for cell, _ in cuts), Box(tuple(p for _, p in cuts))
+
+    def moved(self, origin: Sequence[int]) -> Box:
+        """The same elements, counted from `origin`."""
+        pairs = zip(self.axes, origin, strict=True)
+        return Box(tuple(_moved(part, start) for part, start in pairs))
+
+    def within(self, axis: int, begin: int, end: int) -> Box:
+        """Those at ``begin:end`` along an axis, of which there must be some."""
+        part: AxisSelection | None = self.axes[axis]
+        if isinstance(part, IndexAxis):
+            some = (begin <= part.element) & (part.element < end)
+            part = IndexAxis(part.element[some], part.out_index[some])
+        elif part is not None:
+            part = part.within(begin, end)
+            part = part and _moved(part, -begin)
+        assert part is not None  # noqa: S101 - as the caller promises
+        return Box((*self.axes[:axis], part, *self.axes[axis + 1 :]))
 
     def covers(self, extents: tuple[int, ...]) -> bool:
         """Whether every element of a region of `extents` is written."""
@@ -123,6 +140,11 @@ class Scattered:
                 for points, axis, i in zip(self.coordinates, grid, cell, strict=True)
             )
             yield cell, Scattered(inside, self.out_index[members])
+
+    def moved(self, origin: Sequence[int]) -> Scattered:
+        """The same elements, counted from `origin`."""
+        pairs = zip(self.coordinates, origin, strict=True)
+        return Scattered(tuple(c - start for c, start in pairs), self.out_index)
 
     def covers(self, extents: tuple[int, ...]) -> bool:
         """Whether every element of a region of `extents` is written."""
@@ -245,8 +267,7 @@ class InPortions:
             taken = _listed_axis(portion, self.axis)
             inside = taken.element - self.origin[self.axis]
             return self._with(IndexAxis(inside, taken.out_index))
-        pairs = zip(portion.coordinates, self.origin, strict=True)
-        return Scattered(tuple(c - start for c, start in pairs), portion.out_index)
+        return Scattered(portion.coordinates, portion.out_index).moved(self.origin)
 
     def _with(self, listed: AxisSelection) -> Box:
         """What is taken of the region, with `listed` along the listed axis."""
@@ -339,6 +360,13 @@ def part_of(selection: Selection, values: NDArray[Any]) -> tuple[Part, NDArray[A
         return Box(()), values.reshape(-1)[-1:].reshape(())
     part = Scattered(selection.coordinates, selection.out_index)
     return part, values.reshape(-1)
+
+
+def _moved(part: AxisSelection, start: int) -> AxisSelection:
+    """Elements along an axis, counted from `start`."""
+    if isinstance(part, IndexAxis):
+        return IndexAxis(part.element - start, part.out_index)
+    return part._replace(start=part.start - start)
 
 
 def _covers_axis(part: AxisSelection, extent: int) -> bool:

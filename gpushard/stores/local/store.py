@@ -207,6 +207,12 @@ class LocalStore:
             handle = self._reopen(key, version)
         return handle
 
+    def let_go(self, key: str) -> None:
+        """Close the file of an object, if it is open, once nobody reads it."""
+        handle = self._handles.get(key)
+        if handle is not None:
+            self._handles.drop(handle)
+
     def open_root(self) -> FileHandle | None:
         """The directory, open; None if it is gone, or is another one by now."""
         return self._directory.open_itself()

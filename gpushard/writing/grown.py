@@ -1,0 +1,208 @@
+"""Changes that cut many inner chunks of a shard -> changes of whole ones.
+
+To read, decode and change a cut inner chunk alone takes Python a tenth of a
+millisecond. Where a change touches many side by side, they are read at once instead, as
+any box of an array is read, and encoded together with those that the change covers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushard.errors import GpushardError
+from gpushard.layout import GridAxis
+from gpushard.options import MIB
+from gpushard.reading.results import read_new
+from gpushard.selecting.numbering import distinct
+from gpushard.selecting.selection import AxisSelection, Orthogonal, SliceAxis
+from gpushard.stores.local.file_bytes import FileBytes
+from gpushard.stores.local.handles import file_version
+from gpushard.stores.local.store import LocalStore
+from gpushard.writing.changes import Change
+from gpushard.writing.regions import Box, InPortions, Part
+from gpushard.writing.shard import Region, StoredShard
+from gpushard.writing.whole_cells import Span, WholeCells
+
+# To decode fewer inner chunks takes less time than to begin a read.
+_LEAST_CELLS = 8
+# Elements that are read at once: no more than this, nor than a part of the memory limit
+# for each thread that writes.
+_MOST_NBYTES, _LIMIT_SHARE = 16 * MIB, 8
+# Of so many touched inner chunks one may be covered as a whole, and is read in vain.
+_MOST_READ = 2
+
+
+class Wholes(NamedTuple):
+    """Whole inner chunks of a region, and the values from which they are taken."""
+
+    cells: WholeCells
+    values: NDArray[Any]
+
+
+def whole_or_cut(
+    region: Region, stored: StoredShard | None, change: Change
+) -> Iterator[Wholes | Change]:
+    """A change to a shard, in parts of whole inner chunks and of others.
+
+    No two of them share an inner chunk. The change has values on the host; `stored` has
+    the shard before it.
+    """
+    part, values = change.part, change.values
+    assert isinstance(values, np.ndarray)  # noqa: S101 - which is for type checkers
+    whole = WholeCells.of(part, region.grid, region.extents)
+    rest: Sequence[Part] = [part]
+    if whole is not None and not _is_mostly_cut(region, stored, part, whole):
+        yield Wholes(whole, values)
+        rest = whole.rest
+    data = _readable(region, stored)
+    for cut in rest:
+        if data is None:
+            yield Change(cut, values)
+        else:
+            yield from _grown(region, data, cut, values)
+
+
+def _is_mostly_cut(
+    region: Region, stored: StoredShard | None, part: Part, whole: WholeCells
+) -> bool:
+    """Whether to read all of a box takes less time than what lies around the whole."""
+    if not whole.rest or _readable(region, stored) is None:
+        return False
+    spans = _touched(part, region.grid)
+    return spans is not None and _n_cells(spans) >= _MOST_READ * whole.n_cells
+
+
+def _readable(region: Region, stored: StoredShard | None) -> FileBytes | None:
+    """The shard's file, if reads of the array are reads of it, and cheap."""
+    source = region.source
+    is_plain = len(source.layout.levels) == 1 and not source.room.is_text
+    if stored is None or not is_plain or not isinstance(source.store, LocalStore):
+        return None
+    return stored.data if isinstance(stored.data, FileBytes) else None
+
+
+def _grown(
+    region: Region, data: FileBytes, part: Part, values: NDArray[Any]
+) -> Iterator[Wholes | Change]:
+    """A part that cuts inner chunks: grown ones, and what is not worth a read."""
+    spans = _touched(part, region.grid)
+    if spans is None or _n_cells(spans) < _LEAST_CELLS:
+        yield Change(part, values)
+    elif _nbytes(region, spans) > _most_nbytes(region) and isinstance(part, Box):
+        for half in _halves(part, spans, region.grid):
+            yield from _grown(region, data, half, values)
+    else:
+        grown = _read_and_changed(region, data, part, spans, values)
+        yield grown or Change(part, values)
+
+
+def _read_and_changed(
+    region: Region,
+    data: FileBytes,
+    part: Part,
+    spans: Sequence[Span],
+    values: NDArray[Any],
+) -> Wholes | None:
+    """The whole inner chunks, with what is stored of them; None if it is not known."""
+    pairs = zip(spans, region.grid, region.extents, strict=True)
+    ranges = [
+        (first * axis.cell, min(end * axis.cell, extent))
+        for (first, end), axis, extent in pairs
+    ]
+    if isinstance(part, InPortions) or _nbytes(region, spans) > _most_nbytes(region):
+        return None
+    before = _read(region, data, ranges)
+    if before is None:
+        return None
+    part.moved([start for start, _ in ranges]).assign(before, values)
+    box = Box(tuple(SliceAxis(start, 1, stop - start) for start, stop in ranges))
+    whole = WholeCells.of(box, region.grid, region.extents)
+    return None if whole is None else Wholes(whole, before)
+
+
+def _read(
+    region: Region, data: FileBytes, ranges: Sequence[tuple[int, int]]
+) -> NDArray[Any] | None:
+    """Elements of a box of the region; None if they are not those of the open file."""
+    source = region.source
+    store, key = source.store, source.key(region.coordinate)
+    axes, shape = list[AxisSelection](), list[int]()
+    for (start, stop), axis, at in zip(
+        ranges, source.layout.axes, region.coordinate, strict=True
+    ):
+        axes.append(SliceAxis(int(axis.start_of(at)) + start, 1, stop - start))
+        shape.append(stop - start)
+    try:
+        found = read_new(source, Orthogonal(tuple(axes), tuple(shape)))
+        version = store.current_version(key)[1]
+    except GpushardError:
+        return None  # who decodes one inner chunk after the other says what is wrong
+    finally:
+        if isinstance(store, LocalStore):  # a replaced file takes room until then
+            store.let_go(key)
+    # Other libraries do not know of the lock, and may have replaced the file.
+    return found if version == file_version(os.fstat(data.fd)) else None
+
+
+def _touched(part: Part, grid: Sequence[GridAxis]) -> list[Span] | None:
+    """The cells with written elements, if they are a box of cells.
+
+    None for very many listed elements, too.
+    """
+    if isinstance(part, Box):
+        found = [
+            _touched_along(axis, of) for axis, of in zip(part.axes, grid, strict=True)
+        ]
+        return None if None in found else [span for span in found if span is not None]
+    if isinstance(part, InPortions):
+        return None
+    cells = np.stack(
+        [of.cell_at(c) for c, of in zip(part.coordinates, grid, strict=True)]
+    )
+    first, end = cells.min(axis=1), cells.max(axis=1) + 1
+    number: Any = np.ravel_multi_index(tuple(cells - first[:, np.newaxis]), end - first)
+    if len(distinct(number)) < prod((end - first).tolist()):
+        return None
+    return [*zip(first.tolist(), end.tolist(), strict=True)]
+
+
+def _touched_along(part: AxisSelection, axis: GridAxis) -> Span | None:
+    """The cells along an axis with written elements, if they lie side by side."""
+    if isinstance(part, SliceAxis):
+        if part.step > axis.cell:
+            return None
+        return part.start // axis.cell, part.last // axis.cell + 1
+    cells = distinct(part.element // axis.cell)
+    first, end = int(cells.min()), int(cells.max()) + 1
+    return (first, end) if len(cells) == end - first else None
+
+
+def _halves(
+    part: Box, spans: Sequence[Span], grid: Sequence[GridAxis]
+) -> Iterator[Box]:
+    """A box in two parts, cut between cells across its longest axis."""
+    d = max(range(len(spans)), key=lambda d: spans[d][1] - spans[d][0])
+    border = (spans[d][0] + spans[d][1]) // 2 * grid[d].cell
+    for begin, end in ((0, border), (border, grid[d].extent)):
+        yield part.within(d, begin, end)
+
+
+def _n_cells(spans: Sequence[Span]) -> int:
+    return prod(end - first for first, end in spans)
+
+
+def _nbytes(region: Region, spans: Sequence[Span]) -> int:
+    """Decoded size of the cells."""
+    layout = region.source.layout
+    return _n_cells(spans) * prod(a.cell for a in region.grid) * layout.dtype.itemsize
+
+
+def _most_nbytes(region: Region) -> int:
+    options = region.source.options
+    return min(_MOST_NBYTES, options.memory_limit // (_LIMIT_SHARE * options.threads))
