@@ -65,7 +65,7 @@ def lock_beside(directory: Directory, name: str, taken: list[FileIO]) -> bool:
     )
 
 
-def give_back(directory: Directory, name: str, file: FileIO) -> None:
+def drop_lock(directory: Directory, name: str, file: FileIO) -> None:
     """Release a lock and remove its file, unless a parent process has it.
 
     Does nothing if that is done, or if the file has become the content.

@@ -26,7 +26,7 @@ from gpushard.stores.local.directories import (
     path_of,
 )
 from gpushard.stores.local.file_locks import file_locks
-from gpushard.stores.local.lock_files import give_back, lock_beside
+from gpushard.stores.local.lock_files import drop_lock, lock_beside
 from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.local.names_beside import UNDO, name_beside
 
@@ -183,7 +183,7 @@ class Visit:
         """Remove the lock file, if there is one, and release its lock."""
         try:
             if self._taken:
-                give_back(self._opened[0], self._name, self._taken[0])
+                drop_lock(self._opened[0], self._name, self._taken[0])
         finally:
             # An interrupt may come before the first line of what does it above.
             for lock in self._taken:
