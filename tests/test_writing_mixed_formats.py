@@ -55,6 +55,38 @@ def test_other_formats_do_not_hide_arrays_of_the_draft(
     assert gpushard.open_array(tmp_path, "g/a", device="cpu")[3, 3] == 7
 
 
+@pytest.mark.parametrize("format_name", ["v3", PROTOTYPE, DRAFT])
+@pytest.mark.parametrize("place", ["g/b", "c", "meta/root/c"])
+def test_a_path_into_a_hierarchy_of_the_draft_makes_nothing_hidden(
+    format_name, place, tmp_path, monkeypatch
+):
+    new(tmp_path, "g/a", format=DRAFT)[...] = 7
+    before = files_below(tmp_path)
+    with pytest.raises(gpushard.OptionError, match="a hierarchy of the draft"):
+        new(tmp_path / place, "", format=format_name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(gpushard.OptionError, match="a hierarchy of the draft"):
+        new(place, "x", format=format_name)
+    assert files_below(tmp_path) == before
+    assert gpushard.open_array(tmp_path / "g/a", device="cpu")[3, 3] == 7
+
+
+def test_a_directory_named_as_the_documents_of_the_draft_is_no_hierarchy(tmp_path):
+    zarr.create_group(tmp_path)
+    new(tmp_path / "meta", "root/a")
+    assert new(tmp_path / "meta/b", "").shape == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["", "x"])
+def test_nothing_is_converted_to_a_path_in_a_hierarchy_of_the_draft(name, tmp_path):
+    new(tmp_path / "dst", "g/a", format=DRAFT)[...] = 7
+    new(tmp_path / "src", "x")
+    before = files_below(tmp_path)
+    with pytest.raises(gpushard.OptionError, match="a hierarchy of the draft"):
+        gpushard.convert(tmp_path / "src" / name, tmp_path / "dst/g/b")
+    assert files_below(tmp_path) == before
+
+
 def test_nothing_is_converted_into_a_hierarchy_of_the_draft(tmp_path):
     new(tmp_path / "dst", "g/a", format=DRAFT)[...] = 7
     new(tmp_path / "src", "x")

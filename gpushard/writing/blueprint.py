@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -35,6 +37,7 @@ from gpushard.layout import ArrayLayout
 from gpushard.metadata import parse_array, parse_document
 from gpushard.options import Options
 from gpushard.stores.base import Store
+from gpushard.stores.local.store import LocalStore
 from gpushard.stores.writers import writer_of
 
 ArrayFormat = Literal["v3", "v3-draft-transformer", "v2-prototype-ii"]
@@ -79,6 +82,7 @@ class Blueprint:
         if self.root is None:
             refuse_unfit_place(store, self.layout.path)
         else:
+            _refuse_in_draft(store)
             _refuse_below_draft_array(store, self.layout.path)
         if overwrite:
             self.clear(store)
@@ -183,6 +187,7 @@ def refuse_unfit_place(store: Store, place: str) -> None:
 
     Broken documents above it refuse nothing.
     """
+    _refuse_in_draft(store)
     documents = (V3_DOCUMENT, V2_ARRAY)
     keys = [join(at, name) for at in _places_above(place) for name in documents]
     for key, document in read_documents(store, keys)[0].items():
@@ -191,11 +196,31 @@ def refuse_unfit_place(store: Store, place: str) -> None:
             raise _below_array(path)
         if is_root(document):
             # Documents of groups would hide the hierarchy's arrays from readers.
-            raise OptionError(
-                "the place is in a hierarchy of the draft of Zarr v3",
-                got=f"the root of one at {path!r}",
-                hint="choose another store, or write to it in the draft's format",
-            )
+            raise _in_draft(path)
+
+
+def _refuse_in_draft(store: Store) -> None:
+    """Refuse a local directory below the root of a hierarchy of the draft of Zarr v3.
+
+    Nothing in that hierarchy names it, and its arrays that have a path below it would
+    not be found by that path any more.
+    """
+    if not isinstance(store, LocalStore):
+        return
+    for above in Path(os.path.abspath(store.root)).parents:
+        # Not `Path.is_dir`, which raises where a directory above cannot be searched.
+        if os.path.isdir(above / DRAFT_METADATA):
+            document = read_documents(LocalStore(above), [V3_DOCUMENT])[0]
+            if is_root(document.get(V3_DOCUMENT, {})):
+                raise _in_draft(str(above))
+
+
+def _in_draft(root: str) -> OptionError:
+    return OptionError(
+        "the place is in a hierarchy of the draft of Zarr v3",
+        got=f"the root of one at {root!r}",
+        hint="choose another store, or write to that root in the draft's format",
+    )
 
 
 def _refuse_below_draft_array(store: Store, place: str) -> None:
