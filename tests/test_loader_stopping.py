@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +211,45 @@ def test_an_iteration_that_begins_ends_one_that_was_begun_after_it_was_made():
         next(early)
         assert ended._epochs._stop.is_set()
         assert not loader._pass._epochs._stop.is_set()
+
+
+@pytest.mark.parametrize("takes", [0, 1, N // 8])
+def test_no_thread_of_an_iteration_that_was_left_is_alive_after_close(takes):
+    def slow_once(batch):
+        if next(numbers) == 1:
+            has_begun.set()
+            goes_on.wait(20)
+        return batch
+
+    numbers, has_begun, goes_on = count(), threading.Event(), threading.Event()
+    loader = Loader(images(), batch_size=8, transform=slow_once, epochs=2)
+    for _ in loader:
+        assert has_begun.wait(20)
+        break
+    assert len(list(islice(loader, takes))) == takes
+    threading.Timer(0.2, goes_on.set).start()
+    loader.close()
+    assert goes_on.is_set()
+    assert not [one for one in prefetch._running() if one.owner is loader._progress]
+
+
+def test_a_wait_for_an_iteration_that_was_left_is_short_during_an_interrupt():
+    def slow_once(batch):
+        if next(numbers) == 1:
+            goes_on.wait(20)
+        return batch
+
+    numbers, goes_on = count(), threading.Event()
+    loader = Loader(images(), transform=slow_once)
+    next(iter(loader))
+    next(iter(loader))
+    begin = time.monotonic()
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        loader.close()
+    assert time.monotonic() - begin < 5
+    goes_on.set()
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 2])

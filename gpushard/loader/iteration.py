@@ -15,7 +15,7 @@ from gpushard.loader.batches import Batch, batches_by_load
 from gpushard.loader.loads import PlannedLoad
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
-from gpushard.loader.prefetch import Prefetched, WaitStats
+from gpushard.loader.prefetch import Prefetched, WaitStats, end_all_of
 from gpushard.loader.reading import Reader
 from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Share
@@ -47,6 +47,8 @@ class Epochs:
     ----------
     stages
         The threads.
+    owner
+        Names the threads of the loader.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Epochs:
         self._pid = os.getpid()
         self._stop = StopFlag()
         self.stages: list[Prefetched[Any]] = []
+        self.owner = progress
         order = settings.shuffling.order(standing.epoch)
         share = settings.share(order.n)
         self._n_steps = share.n_steps
@@ -90,7 +93,7 @@ class Epochs:
         """The same items, up to `depth` of them made ahead by a thread."""
         if not depth:
             return items
-        self.stages.append(Prefetched(items, depth, self._stop, waits))
+        self.stages.append(Prefetched(items, depth, self._stop, waits, self.owner))
         return self.stages[-1]
 
     def begin_epoch(self) -> None:
@@ -197,7 +200,7 @@ class Pass:
             return map(finish, batches)
         self.finish = finish
         finished = _finished(batches, ref(self))
-        stage = Prefetched(finished, depth, StopFlag(), waits)
+        stage = Prefetched(finished, depth, StopFlag(), waits, epochs.owner)
         # Listed before its thread runs, as an interrupt may come at any moment.
         self._stages.append(stage)
         stage.start()
@@ -253,8 +256,19 @@ def end(
     for stage in stages:
         stage.close()
     if joins:
-        is_interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
-        longest = _INTERRUPTED_JOIN if is_interrupted else _LONGEST_JOIN
-        deadline = time.monotonic() + longest
+        deadline = time.monotonic() + _longest_join()
         for stage in ended:
             stage.join(max(deadline - time.monotonic(), 0))
+
+
+def end_all(progress: Progress) -> None:
+    """End all threads of the loader with this `progress`, and wait as `end` does.
+
+    Those of iterations that were left before may still be in a long task.
+    """
+    end_all_of(progress, _longest_join())
+
+
+def _longest_join() -> float:
+    is_interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
+    return _INTERRUPTED_JOIN if is_interrupted else _LONGEST_JOIN

@@ -10,7 +10,7 @@ from gpushard.arguments import whole_number
 from gpushard.errors import OptionError
 from gpushard.loader.arguments import held_arrays
 from gpushard.loader.batches import Batch, Kind
-from gpushard.loader.iteration import Epochs, Pass, end
+from gpushard.loader.iteration import Epochs, Pass, end, end_all
 from gpushard.loader.ranks import refuse_other_ranks
 from gpushard.loader.reading import OnError
 from gpushard.loader.settings import Settings
@@ -224,9 +224,9 @@ class Loader:
         if self._ahead is not None and not self._ahead.continues_at(self._standing):
             self._drop_ahead()
 
-    def _drop_ahead(self, *, joins: bool = False) -> None:
+    def _drop_ahead(self) -> None:
         dropped, self._ahead = self._ahead, None
-        end(dropped, joins=joins)
+        end(dropped, joins=False)
 
     def __len__(self) -> int:
         """Number of batches of this rank in the current epoch."""
@@ -368,8 +368,9 @@ class Loader:
 
     def close(self) -> None:
         """End the iteration and its threads."""
-        self._leave(joins=True)
-        self._drop_ahead(joins=True)
+        self._leave()
+        self._drop_ahead()
+        end_all(self._progress)
 
     def __enter__(self) -> Self:
         return self

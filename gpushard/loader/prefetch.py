@@ -109,6 +109,7 @@ class _Stage(threading.Thread):
         items: Iterator[Any],
         channel: _Channel[Any],
         consumer: ref[Prefetched[Any]],
+        owner: object,
     ) -> None:
         super().__init__(
             target=_run,
@@ -118,6 +119,7 @@ class _Stage(threading.Thread):
         )
         self._started = _Begun()  # which `start` waits for
         self.channel = channel
+        self.owner = owner
 
 
 class Prefetched(Generic[Item]):
@@ -136,17 +138,24 @@ class Prefetched(Generic[Item]):
         Set to end the thread; long tasks check it, and requests are broken off.
     waits
         Counts how the consumer waits.
+    owner
+        Names the thread for `end_all_of`.
     """
 
     def __init__(
-        self, items: Iterator[Item], depth: int, stop: StopFlag, waits: WaitStats
+        self,
+        items: Iterator[Item],
+        depth: int,
+        stop: StopFlag,
+        waits: WaitStats,
+        owner: object = None,
     ) -> None:
         self._channel: _Channel[Item] = _Channel(stop)
         for _ in range(min(depth, _MOST_AHEAD)):
             self._channel.permits.put(None)
         self._waits = waits
         self._is_ended = False
-        self._thread = _Stage(items, self._channel, ref(self))
+        self._thread = _Stage(items, self._channel, ref(self), owner)
         self._pid = os.getpid()
         # It runs once: a generator that is dropped with the last modules finds nothing
         # left to do, and nothing of this module any more.
@@ -269,20 +278,38 @@ def _got_permit(channel: _Channel[Any], consumer: ref[Prefetched[Any]]) -> bool:
     return False
 
 
+def end_all_of(owner: object, longest_s: float) -> None:
+    """End all threads of `owner`, and wait for them, at most `longest_s` seconds.
+
+    The threads are asked for, and not remembered: an interrupt could come between the
+    start or the end of one and a note of it. A thread that calls this is not awaited.
+    """
+    _end_stages([one for one in _running() if one.owner is owner], longest_s)
+
+
+def _running() -> list[_Stage]:
+    """All threads that have begun, but the current one."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+    stages = [one for one in others if isinstance(one, _Stage)]
+    return [one for one in stages if one.ident is not None]
+
+
+def _end_stages(stages: list[_Stage], longest_s: float) -> None:
+    deadline = time.monotonic() + longest_s
+    for stage in stages:
+        stage.channel.end()
+    for stage in stages:
+        stage.join(max(deadline - time.monotonic(), 0))
+
+
 def _end_all() -> None:
     """End all threads, and wait for them; an interrupt ends the wait.
 
     The interpreter would end a thread as soon as it comes back from another library,
     such as torch in a transform. If that is in C++, it aborts the process instead.
     """
-    stages = [one for one in threading.enumerate() if isinstance(one, _Stage)]
-    stages = [one for one in stages if one.ident is not None]  # which have begun
-    deadline = time.monotonic() + _LONGEST_AT_EXIT_S
     with suppress(*INTERRUPTS):
-        for stage in stages:
-            stage.channel.end()
-        for stage in stages:
-            stage.join(max(deadline - time.monotonic(), 0))
+        _end_stages(_running(), _LONGEST_AT_EXIT_S)
 
 
 atexit.register(_end_all)
