@@ -32,6 +32,8 @@ from gpushard.hierarchies.documents import (
     GroupContents,
     GroupDocument,
     cannot_list,
+    directory_gone,
+    is_deleted,
     join,
 )
 from gpushard.layout import ArrayLayout
@@ -105,8 +107,9 @@ class Group(Mapping[str, Array]):
     `in`, when it is asked for, as it is then; a broken node raises its error.
 
     Without consolidated metadata, the first question for names lists the store and
-    reads the documents of all children. `items` and `values` do so each time, and open
-    the arrays without asking again. Web servers cannot list; arrays and groups are
+    reads the documents of all children; the names stay those until the group is opened
+    again. `items` and `values` list each time, and open the arrays without asking
+    again. Web servers cannot list; arrays and groups are
     then found by name only, and asking for names raises a `StoreError`.
 
     Parameters
@@ -225,6 +228,8 @@ class Group(Mapping[str, Array]):
                 array_path=self.path,
                 hint=f"open it with group({name!r})",
             ) from error
+        except NoSuchArrayError:
+            raise
         except NotFoundError as error:
             names = [other for other in self._names_as_hint() if other != name]
             raise NoSuchArrayError(
@@ -241,6 +246,8 @@ class Group(Mapping[str, Array]):
         if contents is not None:
             known = contents.documents.get(name.strip("/"))
         if known is not None and known.get("node_type") == "array":
+            if self._is_gone(name):
+                raise directory_gone(name)
             return parse_array(known, place, self._options)
         return load_array(self._store, place, self._options)
 
@@ -287,7 +294,10 @@ class Group(Mapping[str, Array]):
                 if not contents.is_listed:
                     raise
             return contents.children.get(name) == "array"
-        return known.children.get(name) == "array"
+        return known.children.get(name) == "array" and not self._is_gone(name)
+
+    def _is_gone(self, name: str) -> bool:
+        return self.is_consolidated and is_deleted(self._store, self._join(name))
 
     def _finds(self, name: str) -> bool:
         """Whether there is an array, or a broken node."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 
 import pytest
 import zarr
@@ -92,3 +93,49 @@ def test_many_arrays_are_opened_with_one_listing(tmp_path):
     assert [a.shape for a in g.values()] == [(3,)] * 3
     assert store.asked == ("",)
     assert store.n_reads == before + 1
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_deleted_array_that_consolidated_metadata_list_is_not_fill_value(
+    tmp_path, zarr_format
+):
+    root = zarr.create_group(tmp_path, zarr_format=zarr_format)
+    for name in ("a", "kept", "g/deep"):
+        root.create_array(name, shape=(3,), chunks=(3,), dtype="u1", fill_value=9)
+    with warnings.catch_warnings(action="ignore"):
+        zarr.consolidate_metadata(tmp_path)
+    shutil.rmtree(tmp_path / "a")
+    shutil.rmtree(tmp_path / "g/deep")
+    g = gpushard.open_group(tmp_path, device="cpu")
+    for name in ("a", "g/deep"):
+        with pytest.raises(gpushard.NoSuchArrayError, match="directory was delet"):
+            g[name]
+        assert name not in g
+    with pytest.raises(gpushard.NoSuchArrayError, match="use_consolidated=False"):
+        g.group("g")["deep"]
+    with pytest.raises(gpushard.NoSuchArrayError, match=f"{tmp_path}/a"):
+        dict(g)
+    assert g["kept"][2] == 9
+    assert "kept" in g
+    fresh = gpushard.open_group(tmp_path, device="cpu", use_consolidated=False)
+    assert list(fresh) == ["kept"]
+    with pytest.raises(gpushard.NoSuchArrayError, match="it has g, kept"):
+        fresh["a"]
+
+
+def test_an_array_that_lies_only_in_consolidated_metadata_is_read_with_objects(
+    tmp_path,
+):
+    root = zarr.create_group(tmp_path, zarr_format=2)
+    root.create_array("a", shape=(3,), chunks=(3,), dtype="u1")[:] = 5
+    zarr.consolidate_metadata(tmp_path, zarr_format=2)
+    (tmp_path / "a/.zarray").unlink()
+    assert gpushard.open_group(tmp_path, device="cpu")["a"][:].tolist() == [5, 5, 5]
+
+
+def test_an_array_of_the_draft_has_no_directory_and_is_there(tmp_path):
+    how = {"shape": (4,), "dtype": "u1", "chunks": (2,), "shards": (4,)}
+    gpushard.create_array(tmp_path, "a", format="v3-draft-transformer", **how)
+    listed = gpushard.open_group(tmp_path, device="cpu").as_listed()
+    assert "a" in listed
+    assert listed["a"].shape == (4,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import (
     Callable,
     Collection,
@@ -18,6 +19,7 @@ from gpushard.errors import (
     GpushardError,
     LimitError,
     MetadataError,
+    NoSuchArrayError,
     OptionError,
     StoreError,
 )
@@ -27,6 +29,7 @@ from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.checks import asked
 from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key
+from gpushard.stores.local.store import LocalStore
 
 NodeType = Literal["array", "group"]
 Document = dict[str, Any]
@@ -171,6 +174,23 @@ def existing(store: Store, keys: Sequence[str]) -> set[str]:
     return {k for k, answer in zip(keys, answers, strict=True) if answer is not None}
 
 
+def is_deleted(store: Store, path: str) -> bool:
+    """Whether the directory of a node that is listed at `path` of a store is gone.
+
+    Only files tell: elsewhere, an array that is all fill value may have no object, and
+    asking costs a request.
+    """
+    if not isinstance(store, LocalStore):
+        return False
+    try:
+        os.stat(os.path.join(store.root, path))
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):  # who reads it is told
+        return False
+    return False
+
+
 def _safe(
     store: Store, keys: Iterable[str], broken: dict[str, GpushardError]
 ) -> list[str]:
@@ -296,6 +316,15 @@ def not_consolidated(path: str) -> OptionError:
         "the group has no consolidated metadata",
         array_path=path,
         hint="run zarr.consolidate_metadata, or do not demand them",
+    )
+
+
+def directory_gone(name: str) -> NoSuchArrayError:
+    """Error for an array of consolidated metadata of which nothing is left."""
+    # A read would give the fill value for all of it, as if nothing had been lost.
+    return NoSuchArrayError(
+        f"the consolidated metadata list {name!r}, whose directory was deleted",
+        hint="consolidate them again, or open the group with use_consolidated=False",
     )
 
 
