@@ -21,6 +21,7 @@ from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
 from gpushard.placing.outputs import parsed_dtype
 from gpushard.reading.results import ReadRequest, read_new, read_on_host, read_single
+from gpushard.remade import naming_source
 from gpushard.report import CodecPlacement, ReadReport, Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.indexer import Indexer, Parse, as_numpy_would
@@ -149,7 +150,7 @@ class Array(DescribedArray):
         self.source = source
         self.device_why = device_why
         self._device = device
-        self._naming = naming(source.store, source.layout.path)
+        self._naming = naming_source(source)
 
     @property
     def device(self) -> str:

@@ -26,6 +26,7 @@ and what to do. Programs find the same facts in the exception's fields.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -162,17 +163,24 @@ class _Addressed(Protocol):
 class naming:  # noqa: N801 - reads like the function that it is to its callers
     """Add the array at `array_path` of a store or address to errors of the block.
 
-    Any other `MemoryError` of the block becomes a `HostMemoryError`.
+    Any other `MemoryError` of the block becomes a `HostMemoryError`. `on_damage` is
+    called with a `CorruptShardError`, before that leaves the block.
 
     This is a class because three of these surround every read, and a context manager
     made of a generator takes three times as long.
     """
 
-    __slots__ = ("_array_path", "_store")
+    __slots__ = ("_array_path", "_on_damage", "_store")
 
-    def __init__(self, store: _Addressed | str, array_path: str) -> None:
+    def __init__(
+        self,
+        store: _Addressed | str,
+        array_path: str,
+        on_damage: Callable[[CorruptShardError], None] | None = None,
+    ) -> None:
         self._store = store
         self._array_path = array_path
+        self._on_damage = on_damage
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -187,6 +195,8 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
             return False
         if isinstance(error, GpushardError):
             error.add_context(store_url=self._url, array_path=self._array_path)
+            if self._on_damage is not None and isinstance(error, CorruptShardError):
+                self._on_damage(error)
         elif isinstance(error, MemoryError):
             reason = f": {error}" if str(error) else ""
             raise HostMemoryError(

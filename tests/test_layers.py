@@ -33,7 +33,7 @@ WALK = (
     ("formats", "stored"),
     ("hierarchies",),
     ("metadata", "transformer", "source"),
-    ("nearby", "listed", "moving", "fetching"),
+    ("nearby", "remade", "listed", "moving", "fetching"),
     ("placing",),
     ("fused",),
     ("reading",),

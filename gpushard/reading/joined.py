@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from gpushard.damage import Damage
-from gpushard.errors import naming
 from gpushard.fetching.job import Job
 from gpushard.reading.read import execute
 from gpushard.reading.results import host_job, read_at_once, read_little
 from gpushard.reading.rounds import columns_share, read_in_rounds
+from gpushard.remade import naming_source
 from gpushard.report import Tally
 from gpushard.selecting.selection import Listed, ParsedSelection, Selection
 from gpushard.source import Source
@@ -81,5 +81,5 @@ def _are_read_alone(
     is_far = source.store.costs.prefers_whole_objects
     if tally.is_wanted or is_far or len(selections) > 1:
         return False
-    with naming(source.store, source.layout.path):
+    with naming_source(source):
         return read_little(source, selections[0], outs[0], damage)

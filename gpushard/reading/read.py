@@ -14,7 +14,7 @@ from itertools import chain, islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpushard.errors import ObjectChangedError, naming
+from gpushard.errors import ObjectChangedError
 from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large_indexes
 from gpushard.fetching.job import Job, JobReader, rows_of
@@ -23,6 +23,7 @@ from gpushard.placing.kept_rows import kept_file_tasks
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
+from gpushard.remade import naming_source
 from gpushard.work_queue import Spawner, Task, Work
 from gpushard.workers import StartedTasks, run_tasks
 
@@ -212,7 +213,7 @@ def finish(jobs: Sequence[Job]) -> None:
 
 def _named(job: Job) -> AbstractContextManager[None]:
     """Add the array to errors: a caller of many jobs could not tell which it was."""
-    return naming(job.source.store, job.source.layout.path)
+    return naming_source(job.source)
 
 
 def _reader_tasks(

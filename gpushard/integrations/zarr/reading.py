@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpushard.devices.find import find_device
-from gpushard.errors import UnsupportedError, naming
+from gpushard.errors import UnsupportedError
 from gpushard.integrations.zarr.arrays import PipelineArray, inside
 from gpushard.integrations.zarr.batch import extent_of, selection_of
 from gpushard.integrations.zarr.pieces import Entry, grown_irregularly
 from gpushard.layout import GridAxis
 from gpushard.reading.results import ReadRequest, read_on_host
+from gpushard.remade import naming_source
 from gpushard.report import Tally
 from gpushard.selecting.selection import ParsedSelection
 from gpushard.source import Source
@@ -44,7 +45,7 @@ def read_batch(
     """
     source, entries = pipeline_array.wanted(batch)
     array: Any = out.as_ndarray_like()
-    with naming(source.store, source.layout.path):
+    with naming_source(source):
         spec = batch[0][1]
         source = inside(source, loop, spec)
         axes = source.layout.axes
