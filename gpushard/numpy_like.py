@@ -245,8 +245,8 @@ class NumpyLike(ABC):
     def _element(self) -> Any:
         if self.shape:
             raise TypeError(
-                "only arrays of no dimension become Python's numbers; this one has the"
-                f" shape {self.shape}: index it first"
+                f"only arrays of no dimension become Python's numbers, and {self!r}"
+                f" has {self.ndim}: index it first"
             )
         return self.read()
 

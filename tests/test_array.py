@@ -87,7 +87,7 @@ def test_an_array_without_axes_becomes_a_number_as_numpys_does(a):
     one = scalar_array()
     assert [kind(one) for kind in (int, float, complex, bool)] == [42, 42.0, 42, True]
     for kind in (int, float, complex):
-        with pytest.raises(TypeError, match=r"shape \(20, 30\): index it first"):
+        with pytest.raises(TypeError, match=r"shape=\(20, 30\).*: index it first"):
             kind(a)
 
 

@@ -108,6 +108,17 @@ def test_arrays_of_no_dimension_have_no_length_and_no_rows(tmp_path):
     assert np.asarray(x) == 2
 
 
+@pytest.mark.parametrize("kind", [int, float, complex])
+def test_only_arrays_of_no_dimension_become_pythons_numbers(kind, tmp_path):
+    zarr.create_array(tmp_path / "x", data=np.float32(2))
+    zarr.create_array(tmp_path / "y", data=np.ones(1))
+    assert kind(gpushard.open_array(tmp_path / "x")) == 2
+    y = gpushard.open_array(tmp_path / "y")
+    for array, name in ((y, r"/y shape=\(1,\)"), (gpushard.concat([y, y]), "Concat")):
+        with pytest.raises(TypeError, match=rf"{name}.* has 1: index it first"):
+            kind(array)
+
+
 def test_an_array_is_true_if_it_has_rows_or_if_its_only_element_is(tmp_path):
     for n, (stored, truth) in enumerate(
         [

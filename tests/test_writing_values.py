@@ -119,6 +119,37 @@ def test_a_value_that_the_data_type_does_not_hold_is_refused(value, dtype):
     assert "without dtype=" not in str(caught.value)
 
 
+IN_FIELDS = [
+    (("a",), 256, "in the field 'a': .* expected 0 to 255, got 0 to 256"),
+    (("in", "b"), 1 << 15, "'in': in the field 'b': .* got 0 to 32768"),
+    (("in", "c"), b"abc", "'in': in the field 'c': .* up to 2, got one of 3"),
+    (("d",), 1e39, "in the field 'd': .* values that float32 holds, got an over"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "told"), IN_FIELDS)
+@pytest.mark.parametrize("n", [2, 1 << 17])
+def test_a_value_that_does_not_fit_a_record_is_told_with_its_field(
+    path, value, told, n
+):
+    narrow = np.dtype([("a", "u1"), ("in", [("b", "i2"), ("c", "S2")]), ("d", "f4")])
+    wide = np.dtype([("a", "u8"), ("in", [("b", "i8"), ("c", "S8")]), ("d", "f8")])
+    values = np.zeros(n, wide)
+    assert fitting_values(values, (n,), narrow).shape == (n,)
+    field = values
+    for name in path:
+        field = field[name]
+    field[-1] = value
+    with pytest.raises(gpushard.SelectionError, match=told):
+        fitting_values(values, (n,), narrow)
+
+
+@pytest.mark.parametrize("values", [1e39, [1e39], np.full(1 << 19, 1e39)])
+def test_a_float_beyond_a_narrower_one_is_out_of_its_range(values):
+    with pytest.raises(gpushard.SelectionError, match=r"range.* that float32 holds"):
+        fitting_values(values, np.shape(values), np.dtype("f4"))
+
+
 @pytest.mark.parametrize("value", [(1, b"ab", 0.5), [[(1, b"ab", 0.5)]]])
 def test_tuples_are_refused_with_what_makes_records_of_them(value):
     advice = r"write np.array\(values, a.dtype\)"

@@ -141,7 +141,11 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         )
     # NumPy's check of records is no more than one of the kinds of their fields.
     for name, given in zip(dtype.names or (), array.dtype.names or (), strict=True):
-        _cast(array[given], dtype[name].base)
+        try:
+            _cast(array[given], dtype[name].base)
+        except SelectionError as error:
+            error.what = f"in the field {name!r}: {error.what}"
+            raise
     if array.size * dtype.itemsize <= _CAST_NBYTES:
         return _cast_of(array, dtype)
     if not both_whole:
@@ -160,7 +164,10 @@ def _cast_of(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """The array in another data type of the same kind, which must hold its values."""
     if array.dtype.kind == "T":
         _refuse_missing(array)
-    cast = array.astype(dtype)
+    try:
+        cast = array.astype(dtype)
+    except FloatingPointError as error:
+        raise _out_of_range(f"values that {dtype} holds", "an overflow") from error
     if dtype.kind in "SU":
         _refuse_cut(array, dtype)
     if dtype.kind in "mM":
