@@ -209,7 +209,7 @@ def test_missing_bytes_of_any_length_are_none():
 
 def test_missing_texts_of_any_length_are_the_fill_value():
     changes = {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}
-    for fill_value, read in ((None, ""), (0, ""), ("n/a", "n/a")):
+    for fill_value, read in ((None, ""), (0, "0"), ("n/a", "n/a")):
         objects = {".zarray": zarray(**changes, fill_value=fill_value)}
         assert gpushard.open_array(held(objects))[0, 0] == read
 
@@ -263,7 +263,8 @@ def test_arrays_without_axes_and_with_axes_of_no_length():
         ("<c8", [1.5, "NaN"], complex(1.5, np.nan)),
         ("<c8", 2.0, 2),
         ("|S3", "YWI=", b"ab"),
-        ("|S3", 0, b""),
+        ("|S3", 0, b"0"),  # as zarr-python 2.18.3 reads it; 3 refuses it
+        ("<U3", 0, "0"),
         ("<U3", "ab", "ab"),
         ("<M8[s]", 3, np.datetime64(3, "s")),
         ("<M8[s]", -(2**63), np.datetime64("NaT", "s")),

@@ -157,15 +157,19 @@ def parse_numpy_fill(value: Any, stored: StoredType) -> NDArray[Any]:
     """Read-only 0-d array of the data type that holds the fill value.
 
     Without a fill value (null) missing chunks are undefined; they read as zeros, and
-    times as NaT, as in zarr-python. Some writers spelled the zero of every type as 0.
+    times as NaT, as in zarr-python. Some writers spelled the zero of every type as 0;
+    of text, zarr-python has made "0" of that ever since, which its version 2 stored
+    where nobody chose a fill value.
     """
     data_type = stored.data_type
     dtype = data_type.dtype
     if value is None and dtype.kind in "mM":
         value = "NaT"
+    if type(value) is int and value == 0 and dtype.kind in "SUT":
+        return _element(dtype, "0")
     is_number = dtype.kind in "iufcmM"
     if value is None or (type(value) is int and value == 0 and not is_number):
-        return _zero(dtype)
+        return _element(dtype, b"" if dtype.kind == "O" else None)
     if dtype.names is not None:
         return _fill_struct(value, stored)
     if dtype.kind == "b" and type(value) is int and value == 1:
@@ -175,12 +179,13 @@ def parse_numpy_fill(value: Any, stored: StoredType) -> NDArray[Any]:
     return parse_fill_value(value, data_type, _FILL_VALUE)
 
 
-def _zero(dtype: np.dtype[Any]) -> NDArray[Any]:
-    zero = np.zeros((), dtype)
-    if dtype.kind == "O":
-        zero[()] = b""
-    zero.setflags(write=False)
-    return zero
+def _element(dtype: np.dtype[Any], value: bytes | str | None) -> NDArray[Any]:
+    """Read-only 0-d array of an element; None is zero."""
+    element = np.zeros((), dtype)
+    if value is not None:
+        element[()] = value
+    element.setflags(write=False)
+    return element
 
 
 def _fill_struct(value: Any, stored: StoredType) -> NDArray[Any]:
