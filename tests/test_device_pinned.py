@@ -5,13 +5,16 @@ On the emulated device through the stand-in for CuPy.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
 import pytest
 
 from cuda_cases import forget
+from gpushard.devices.endless import Endless
 from gpushard.devices.find import find_device
+from gpushard.devices.pinned import PinnedPieces
 from gpushard.errors import DeviceMemoryError
 from stuck_device import standing_in
 
@@ -110,3 +113,26 @@ def test_a_piece_stands_in_for_unused_ones_of_half_its_size_and_more(device):
     del held[:2]
     held += [there.allocate_pinned(8 * PAGE_NBYTES)]
     assert device.cupy.host_nbytes - before == (3 + 7 + 8) * PAGE_NBYTES
+
+
+def test_a_collection_may_let_go_of_a_piece_while_unused_ones_are_given_back():
+    thresholds = gc.get_threshold()
+    for n_more in range(20):  # objects that Python makes before it collects
+        pieces = PinnedPieces(bytearray, Endless())
+        held = [pieces.make(n * PAGE_NBYTES) for n in range(1, 9)]
+        del held[:]
+        gc.collect()
+        gc.disable()
+        try:
+            forgotten = [pieces.make(99 * PAGE_NBYTES)]
+            forgotten.append(forgotten)
+            del forgotten
+            # Python keeps some tuples for later, which begin no collection.
+            tuples = [(n, n) for n in range(5000)]
+            gc.set_threshold(gc.get_count()[0] + n_more)
+            gc.enable()
+            assert pieces._drop_unused()
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.enable()
+        assert len(tuples) == 5000

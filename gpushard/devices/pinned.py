@@ -83,11 +83,13 @@ class PinnedPieces:
     def _drop_unused(self, least: int = 0, end: int = sys.maxsize) -> bool:
         """Give back unused pieces of such sizes in bytes; whether there was any."""
         n_dropped = 0
-        for size, pieces in list(self._unused.items()):
+        # Of the sizes only: in Python 3.11, making pairs may begin a collection, which
+        # may let go of a piece of another size.
+        for size in list(self._unused):
             if least <= size < end:
                 with suppress(IndexError):
                     while True:
-                        pieces.pop()
+                        self._unused[size].pop()
                         n_dropped += 1
         return n_dropped > 0
 
