@@ -31,8 +31,8 @@ def instance(value: Any, name: str, kind: type[Kind]) -> Kind:
         It is something else.
     """
     if not isinstance(value, kind):
-        expected = f"a {kind.__module__.partition('.')[0]}.{kind.__name__}"
-        raise _wrong(name, "a str" if kind is str else expected, value)
+        module = kind.__module__.partition(".")[0].removeprefix("builtins")
+        raise _wrong(name, f"a {module}.{kind.__name__}".replace(" .", " "), value)
     return value
 
 

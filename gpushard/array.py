@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from gpushard.damage import Damage, DamagePolicy
 from gpushard.devices.find import find_device, find_device_for
-from gpushard.errors import naming
+from gpushard.errors import OptionError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.moving.watch import watched_source
@@ -147,6 +147,13 @@ class Array(DescribedArray):
     def __init__(
         self, source: Source, device: Device | None = None, device_why: str = ""
     ) -> None:
+        if not isinstance(source, Source):
+            raise OptionError(
+                "an array is not made of this",
+                expected="a Source",
+                got=f"a {type(source).__name__}",
+                hint="open it with gpushard.open_array",
+            )
         self.source = source
         self.device_why = device_why
         self._device = device

@@ -244,3 +244,76 @@ def test_storage_options_that_are_no_mapping_are_refused(target):
     options: Any = "key=test"
     with pytest.raises(gpushard.OptionError, match="storage_options"):
         gpushard.open_array(target, storage_options=options)
+
+
+TOLD: dict[str, tuple[Callable[[Place], Any], str]] = {
+    "a codec by name": (
+        lambda p: p.create(compressors=["zstd"]),
+        r"no names of codecs.* got \['zstd'\]; pass such as zarr.codecs.ZstdCodec",
+    ),
+    "a sentence of zarr": (
+        lambda p: p.create(shape="33"),
+        r"Got 33 instead \(array",
+    ),
+    "a historic format without shards": (
+        lambda p: p.create(format="v2-prototype-ii", shards=None),
+        "needs the argument 'shards'.* got None",
+    ),
+    "an axis of a window": (
+        lambda p: p.rolling.append(VALUES, axis=2),
+        "no such axis.* expected 0 to 1, got 2",
+    ),
+    "an array in a mix": (
+        lambda p: gpushard.Mix([p.loader, p.array]),
+        "only loaders: got Array; pass objects",
+    ),
+    "no state": (
+        lambda p: p.loader.load_state_dict({"epoch": 1}),
+        r"not one of a loader: got {'epoch': 1}; pass what state_dict\(\)",
+    ),
+    "a negative offset": (
+        lambda p: gpushard.append_index(p.root / "plain", [0, -1], [1, 1]),
+        "inner chunk 1 leads out of the file.* got offset -1, nbytes 1; ",
+    ),
+    "a negative length": (
+        lambda p: gpushard.append_index(p.root / "plain", [0, -1], [1, -2]),
+        "inner chunk 1 leads out of the file.* got offset -1, nbytes -2; ",
+    ),
+    "no file": (
+        lambda p: gpushard.append_index(p.root / "none", [0], [1]),
+        "no file '.*none'; write the file first",
+    ),
+    "no value": (
+        lambda p: p.array.__setitem__(0, None),
+        "int32 holds, got Python objects such as NoneType",
+    ),
+    "some values missing": (
+        lambda p: p.array.__setitem__(0, [1, 2, None, 4, 5, 10**30]),
+        "int32 holds, got Python objects such as NoneType",
+    ),
+    "too large an integer": (
+        lambda p: p.array.__setitem__(0, 10**30),
+        f"out of the data type's range .* got {10**30} to {10**30}",
+    ),
+    "integers as objects": (
+        lambda p: p.array.__setitem__(0, np.arange(6).astype(object)),
+        "got Python objects such as int; convert them first",
+    ),
+    "an array of its path": (
+        lambda p: gpushard.Array(str(p.root / "a")),
+        "got a str; open it with gpushard.open_array",
+    ),
+    "a flag": (
+        lambda p: gpushard.open_group(p.root / "g", use_consolidated="x"),
+        "expected a bool, got 'x'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_refusal_says_what_came_and_what_to_do(place: Place, name: str) -> None:
+    call, told = TOLD[name]
+    with pytest.raises(gpushard.GpushardError, match=told) as caught:
+        call(place)
+    assert str(caught.value).endswith(".")
+    assert ".." not in str(caught.value)

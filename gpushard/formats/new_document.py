@@ -75,7 +75,22 @@ def new_document(arguments: ArrayArguments) -> bytes:
     if given.get("fill_value") is None:
         given.pop("fill_value", None)  # zarr's own default differs between releases
     given["attributes"] = attributes_of(arguments)
+    _refuse_named(given.get("compressors"))
     return _written_by_zarr(given)
+
+
+def _refuse_named(compressors: Any) -> None:
+    """Refuse a compressor that is only named, as other libraries take it."""
+    all_of_them = (
+        compressors if isinstance(compressors, list | tuple) else [compressors]
+    )
+    if compressors != "auto" and any(isinstance(one, str) for one in all_of_them):
+        raise OptionError(
+            "compressors= takes no names of codecs",
+            expected="codecs of zarr, 'auto', or None for none",
+            got=repr(compressors),
+            hint="pass such as zarr.codecs.ZstdCodec(level=3)",
+        )
 
 
 def attributes_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +140,7 @@ def _written_by_zarr(given: dict[str, Any]) -> bytes:
         # Python's text of it is nothing but the name of what is missing.
         reason = f"there is no {error}" if isinstance(error, KeyError) else error
         raise OptionError(
-            f"zarr makes no such array: {reason}",
+            f"zarr makes no such array: {str(reason).rstrip('.')}",
             hint="see zarr.create_array for what each argument takes",
         ) from error
     return store._store_dict["zarr.json"].to_bytes()  # noqa: SLF001 - no await needed

@@ -181,7 +181,11 @@ def _chunks_per_shard(value: Any, chunks: tuple[int, ...]) -> tuple[int, ...]:
             raise _refused("shards", "the index at the end", value)
         value = described.get("shape")
     if value is None:
-        raise _refused("shards", "the shape of the shards", value)
+        raise OptionError(
+            "the format needs the argument 'shards'",
+            expected="the shape of the shards in elements",
+            got="None",
+        )
     shards = _along_axes(value, "shards", len(chunks))
     if any(n % chunk for n, chunk in zip(shards, chunks, strict=True)):
         raise _refused("shards", f"multiples of the chunk shape {chunks}", shards)

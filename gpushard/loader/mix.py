@@ -85,10 +85,13 @@ class Mix:
         self._names = list(loaders) if is_named else list(range(len(self._loaders)))
         if not self._loaders:
             raise OptionError("a mix needs at least one loader, but got none")
-        if not all(isinstance(loader, Loader) for loader in self._loaders):
-            raise OptionError(
-                "a mix takes only loaders", hint="pass objects of gpushard.Loader"
-            )
+        for loader in self._loaders:
+            if not isinstance(loader, Loader):
+                raise OptionError(
+                    "a mix takes only loaders",
+                    got=type(loader).__name__,
+                    hint="pass objects of gpushard.Loader",
+                )
         if len({id(loader) for loader in self._loaders}) < len(self._loaders):
             raise OptionError(
                 "a loader is in the mix twice, and has one iteration at a time",

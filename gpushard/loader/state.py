@@ -94,7 +94,13 @@ def parsed_standing(state: Any) -> Standing:
         raise OptionError(
             "the state of a loader must be a mapping", got=type(state).__name__
         )
-    version = state.get("version")
+    if "version" not in state:
+        raise OptionError(
+            "the state is not one of a loader",
+            got=repr(dict(state)),
+            hint="pass what state_dict() of a loader returned, whole and unchanged",
+        )
+    version = state["version"]
     if type(version) is not int or version != _VERSION:
         raise OptionError(
             "the state was made by another version of the loader",

@@ -55,7 +55,9 @@ class Window:
         ndim = len(self.shape)
         axis = integer(axis, "axis")
         if not -ndim <= axis < ndim:
-            raise OptionError("there is no such axis", expected=f"0 to {ndim - 1}")
+            raise OptionError(
+                "there is no such axis", expected=f"0 to {ndim - 1}", got=axis
+            )
         return axis % ndim
 
     def over(self, axis: int, start: int, stop: int) -> Window:

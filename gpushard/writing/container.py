@@ -65,7 +65,10 @@ def append_index(
                     file.truncate(size)
                 raise
     except FileNotFoundError as error:
-        raise NotFoundError("there is no such file", got=str(path)) from error
+        raise NotFoundError(
+            f"there is no file {str(path)!r}",
+            hint="write the file first: only its index is appended",
+        ) from error
     except OSError as error:
         if isinstance(error, GpushardError):
             raise
@@ -107,9 +110,11 @@ def _refuse_outside(entries: NDArray[np.uint64], file_nbytes: int) -> None:
     index = parse_index(entries.reshape(-1, 2), nbytes=file_nbytes)
     wrong = np.flatnonzero(index.state == CORRUPT)
     if len(wrong):
-        offset, nbytes = entries.reshape(-1, 2)[wrong[0]].tolist()
+        # Signed, as they were given: no file has half as many bytes.
+        offset, nbytes = entries.view(np.int64).reshape(-1, 2)[wrong[0]].tolist()
         raise OptionError(
             f"the range of inner chunk {wrong[0]} leads out of the file",
             expected=f"a byte range within {file_nbytes} bytes",
             got=f"offset {offset}, nbytes {nbytes}",
+            hint="both count bytes of the file; for a missing inner chunk, both are -1",
         )

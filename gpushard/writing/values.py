@@ -52,7 +52,7 @@ def fitting_values(
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SelectionError(
-            f"the value does not fit what is written to: {error}",
+            f"the value does not fit what is written to: {str(error).rstrip('.')}",
             expected=f"{dtype} values that can be broadcast to {shape}",
             got=repr(type(value).__name__),
         ) from error
@@ -126,17 +126,13 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     both_whole = array.dtype.kind in "iu" and dtype.kind in "iu"
     both_text = array.dtype.kind in "TU" and dtype.kind in "TU"
     if both_whole:
-        bounds = np.iinfo(dtype)
-        if array.size and not (
-            bounds.min <= int(array.min()) <= int(array.max()) <= bounds.max
-        ):
-            got = f"{array.min()} to {array.max()}"
-            raise _out_of_range(f"{bounds.min} to {bounds.max}", got)
+        if array.size:
+            _refuse_beyond(array, dtype)
     elif not both_text and not holds_kind_of(array.dtype, dtype):
         raise SelectionError(
             "the array's data type is of another kind than the values",
             expected=f"values that {dtype} holds",
-            got=str(array.dtype),
+            got=_kind_of(array, dtype),
             hint="convert them first, such as by np.asarray(values, dtype)",
         )
     # NumPy's check of records is no more than one of the kinds of their fields.
@@ -158,6 +154,24 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         for piece in pieces:
             _cast_of(piece, dtype)
     return array
+
+
+def _kind_of(array: NDArray[Any], dtype: np.dtype[Any]) -> str:
+    """Kind of the values, for an error; integers above 64 bits are out of range."""
+    if array.dtype.kind != "O" or not array.size:
+        return str(array.dtype)
+    others = (one for one in array.flat if not isinstance(one, int))
+    shown = next(others, 0)
+    if isinstance(shown, int) and dtype.kind in "iu":
+        _refuse_beyond(array, dtype)
+    return f"Python objects such as {type(shown).__name__}"
+
+
+def _refuse_beyond(array: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse integers that the data type does not hold."""
+    bounds, least, most = np.iinfo(dtype), int(array.min()), int(array.max())
+    if not bounds.min <= least <= most <= bounds.max:
+        raise _out_of_range(f"{bounds.min} to {bounds.max}", f"{least} to {most}")
 
 
 def _cast_of(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
