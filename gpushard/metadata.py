@@ -310,11 +310,20 @@ def _names(store: Store, path: str, document: Mapping[str, Any]) -> list[str]:
         return []
     if store.costs.prefers_whole_objects or len(names) > _MOST_LOOKED_AT:
         return names
-    with suppress(StoreError):  # as where a link leads out of the store
-        keys = {name: join(path, name, V3_DOCUMENT) for name in names}
+    keys = {name: join(path, name, V3_DOCUMENT) for name in names}
+    try:
         found = existing(store, [*keys.values()])
-        return [name for name, key in keys.items() if key in found]
-    return names
+    except StoreError:  # as where a link leads out of the store
+        found = {key for key in keys.values() if _is_there(store, key)}
+    return [name for name, key in keys.items() if key in found]
+
+
+def _is_there(store: Store, key: str) -> bool:
+    """Whether something that can be read lies at a key."""
+    try:
+        return bool(existing(store, [key]))
+    except StoreError:
+        return False
 
 
 def _consolidated(document: Mapping[str, Any]) -> _Children | None:

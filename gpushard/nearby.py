@@ -50,6 +50,8 @@ def hinting(target: Any, path: str = "") -> Iterator[None]:
 
 def _told(target: Any, path: str) -> str | None:
     store, path, outside = _place(target, path)
+    if isinstance(store, LocalStore) and _leads_nowhere(Path(store.root, path)):
+        return None  # the error says so already
     parts = path.split("/")
     for n in range(len(parts) - 1, -1, -1):
         above = "/".join(parts[:n])
@@ -64,6 +66,10 @@ def _told(target: Any, path: str) -> str | None:
     if members is None and isinstance(store, LocalStore):
         return _told_of_hierarchy(Path(store.root, path))
     return members
+
+
+def _leads_nowhere(place: Path) -> bool:
+    return place.is_symlink() and not place.exists()
 
 
 def _told_of_hierarchy(place: Path) -> str | None:

@@ -45,6 +45,15 @@ def test_blocks_are_shards_and_hold_what_the_array_holds(a):
     assert_same_bits(lazy.blocks[1, 1].compute(), VALUES[16:32, 20:])
 
 
+def test_more_blocks_than_fit_the_memory_are_refused(a, monkeypatch):
+    def fills_it(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("dask.array.core.normalize_chunks", fills_it)
+    with pytest.raises(gpushard.OptionError, match="blocks: they are too many for"):
+        a.to_dask(chunks=(1, 1))
+
+
 @pytest.mark.parametrize(
     "chunks", [(0, 1), (2,), (2, 2, 2), "x", 1.5, ((5, 4), (40,)), (None, "y")]
 )

@@ -102,9 +102,10 @@ def _blocks(array: Any, chunks: Any) -> Any:
         return normalize_chunks(
             chunks, array.shape, dtype=sized, previous_chunks=known or None
         )
-    except (ValueError, TypeError, ArithmeticError) as error:
+    except (ValueError, TypeError, ArithmeticError, MemoryError) as error:
+        reason = str(error) or "they are too many for the memory of the host"
         raise OptionError(
-            f"dask makes no such blocks: {error}",
+            f"dask makes no such blocks: {reason.rstrip('.')}",
             expected=f"chunks= that cover the shape {array.shape}",
             got=repr(chunks),
             hint="pass one length for each axis, or leave chunks= out",
