@@ -18,6 +18,7 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import new_output, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
+from gpushard.reading.ascending import read_runs
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
@@ -171,7 +172,18 @@ def _read_large(
 ) -> None:
     tally = request.tally or Tally(is_wanted=False)
     read = partial(read_at_once, tally=tally, damage=request.damage)
+    if len(arrays) == 1 and _is_read_from_runs(source, request, arrays[0], read):
+        return
     read_in_rounds(source, request.selections, arrays, read)
+
+
+def _is_read_from_runs(
+    source: Source, request: ReadRequest, out: NDArray[Any], read: Reader
+) -> bool:
+    (selection,) = request.selections
+    if not isinstance(selection, Listed) or selection.listing.overlaps(out):
+        return False
+    return read_runs(source, selection, out, read)
 
 
 def read_at_once(
