@@ -8,6 +8,8 @@ import os
 import resource
 import shutil
 import sys
+from itertools import count
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 import gpushard
 import selection_strategies as sts
 from gpushard.fused import opening, system_calls, unsharded
+from gpushard.fused.chain import fused_chain
 from gpushard.stores.local.store import LocalStore
 from unsharded_cases import (
     CHAINS,
@@ -323,3 +326,43 @@ def test_no_descriptor_stays_open(tmp_path):
     for _ in range(3):
         a[...]
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("n_waits", "is_slow"), [(4, True), (3, False)])
+def test_files_are_slow_if_the_thread_waits_for_them(n_waits, is_slow, monkeypatch):
+    counts = iter([10, 10 + n_waits])
+    monkeypatch.setattr(opening, "_n_waits", lambda: next(counts))
+    beginning = opening.Beginning.now()._replace(at_s=perf_counter() - 1)
+    waited_s = beginning.waited_s(8)
+    assert (waited_s >= 1) == is_slow
+    assert opening.are_slow(waited_s, 8, 100) is False  # patience of `is_patient`
+    monkeypatch.setattr(opening, "_SLOW_US", 300)
+    assert opening.are_slow(waited_s, 8, 100) == is_slow
+
+
+def test_a_thread_that_sleeps_is_told_from_one_that_works():
+    beginning = opening.Beginning.now()
+    for _ in range(8):
+        sleep(0.001)
+    assert beginning.waited_s(8) >= 0.008
+    beginning = opening.Beginning.now()
+    while perf_counter() - beginning.at_s < 0.02:
+        pass
+    assert beginning.waited_s(1000) == 0
+
+
+@pytest.mark.parametrize("waits", [0, 9])
+def test_files_that_others_delay_are_read_in_the_loops(
+    waits, tmp_path, left, monkeypatch
+):
+    values = values_of(with_gaps=False)
+    stored(tmp_path, values, **CHAINS["zstd"])
+    a = opened(tmp_path)
+    # To take any time beside decoding is to take long.
+    chunk_us = fused_chain(a.source).chunk_us
+    monkeypatch.setattr(opening, "_SLOW_US", -chunk_us)
+    counts = count(step=waits)
+    monkeypatch.setattr(opening, "_n_waits", lambda: next(counts))
+    assert_same_bits(a[...], values)
+    n_tried = unsharded._N_TRIALS * unsharded.N_TRIED
+    assert left == [28 - n_tried if waits else 0]

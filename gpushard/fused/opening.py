@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from math import prod
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +24,15 @@ from gpushard.stores.failures import refuse_unsafe_key
 from gpushard.stores.local.handles import FileHandle
 from gpushard.stores.local.store import LocalStore, holds_plain_files
 
+if sys.platform == "linux":  # the only system whose files the loops open
+    import resource
+
 # openat2(2). A link may lead out of the store: the general path looks where it leads.
 _NO_LINKS = 0x04
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-# So many files are read by one thread at first. If each takes longer than so much
-# beside decoding, a disk or a server is waited for: the general path asks it for more
-# at once.
+# So many files are read by one thread at first. If it waits for at least half of them,
+# and each takes longer than so much beside decoding, a disk or a server is slow: the
+# general path asks it for more at once.
 N_TRIED, _SLOW_US = 8, 300
 # About so many boxes are placed by one call of the loops; interrupts wait for its end.
 MOST_AT_ONCE = 512
@@ -140,8 +144,33 @@ def object_files(source: Source) -> ObjectFiles | None:
     return None if calls is None else ObjectFiles(source, store, calls)
 
 
+class Beginning(NamedTuple):
+    """When the first files were read, and how often this thread had waited before."""
+
+    at_s: float
+    n_waits: int
+
+    @classmethod
+    def now(cls) -> Beginning:
+        """The present moment."""
+        return cls(perf_counter(), _n_waits())
+
+    def waited_s(self, n_files: int) -> float:
+        """Seconds since then; 0 if the thread has not waited for half of the files.
+
+        It was then decoding, or other threads and processes had its CPU.
+        """
+        n_waits = _n_waits() - self.n_waits
+        return perf_counter() - self.at_s if 2 * n_waits >= n_files else 0.0
+
+
+def _n_waits() -> int:
+    """How often this thread has given up its CPU, as it does to wait for a disk."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
 def are_slow(elapsed_s: float, n_files: int, chunk_us: float) -> bool:
-    """Whether reading files took long beside decoding, of `chunk_us` for each."""
+    """Whether files were waited for, beside decoding, of `chunk_us` for each."""
     return 1e6 * elapsed_s / n_files - chunk_us > _SLOW_US
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from time import perf_counter
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from gpushard.fused.kept_files import KeptFiles, NewFiles, new_files
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
+    Beginning,
     ObjectFiles,
     Opening,
     are_slow,
@@ -94,12 +94,12 @@ class UnshardedRead:
         return iter(self._left)
 
     def _are_slow(self, block: ShardBlock) -> bool:
-        """Read a few files; return whether they took long."""
-        started = perf_counter()
+        """Read a few files; return whether they were waited for long."""
+        beginning, n_files = Beginning.now(), len(block.shard_coords)
         for task in self._tasks_of(block, 1):
             task()
-        elapsed_s, n_files = perf_counter() - started, len(block.shard_coords)
-        return are_slow(elapsed_s, n_files, self._placer.chain.chunk_us)
+        waited_s = beginning.waited_s(n_files)
+        return are_slow(waited_s, n_files, self._placer.chain.chunk_us)
 
     def _kept_tasks(
         self, block: ShardBlock, n_workers: int

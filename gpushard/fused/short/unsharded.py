@@ -35,6 +35,7 @@ from gpushard.fused.meshes import Mesh, grid_of, lay_over
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
     N_TRIED,
+    Beginning,
     ObjectFiles,
     Opening,
     are_slow,
@@ -200,11 +201,11 @@ class ShortUnshardedReader:
             return is_placed
         entry = boxes[:, ENTRY]
         cut = int(entry.searchsorted(entry[N_TRIED - 1], "right"))  # between files
-        started_s = monotonic()
+        beginning = Beginning.now()
         is_placed[:cut] = self._run(source, placer, boxes[:cut], opening.opener)
-        ended_s = monotonic()
-        were_slow = are_slow(ended_s - started_s, N_TRIED, self._chain.chunk_us)
-        self._trial = _Trial(ended_s + _TRUSTED_FOR_S, were_slow)
+        waited_s = beginning.waited_s(N_TRIED)
+        were_slow = are_slow(waited_s, N_TRIED, self._chain.chunk_us)
+        self._trial = _Trial(monotonic() + _TRUSTED_FOR_S, were_slow)
         if not were_slow:
             rest = opening.behind(cut)
             is_placed[cut:] = self._run(source, placer, boxes[cut:], rest)
