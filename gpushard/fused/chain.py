@@ -41,7 +41,7 @@ _KINDS = {
 }
 _CRC32C = "crc32c"
 # Compressors of Blosc frames that the loops do not decode.
-_LEFT_OF_BLOSC = ("blosclz", "zlib", "snappy")
+_LEFT_OF_BLOSC = ("zlib", "snappy")
 
 
 class Pace(NamedTuple):

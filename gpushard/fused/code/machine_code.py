@@ -36,6 +36,7 @@ SOURCES = (
     "fused/code/elf",
     "fused/columns",
     "fused/compiled/blosc_frames",
+    "fused/compiled/blosclz",
     "fused/compiled/calls",
     "fused/compiled/casts",
     "fused/compiled/chunk_files",

@@ -1,7 +1,7 @@
 """Decodes Blosc frames in compiled loops.
 
-The rules are those of `gpushard.codecs.blosc_frame`. Streams of LZ4 are decoded here,
-streams of zstd by libzstd. Frames of other compressors are refused.
+The rules are those of `gpushard.codecs.blosc_frame`. Streams of LZ4 and of blosclz are
+decoded here, streams of zstd by libzstd. Frames of other compressors are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from gpushard.codecs import blosc_frame
 from gpushard.fused.compiled import calls
+from gpushard.fused.compiled.blosclz import decode_blosclz
 from gpushard.fused.compiled.lz4 import decode_lz4
 from gpushard.fused.compiled.shuffling import unshuffle, unshuffle_bits
 from gpushard.fused.compiled.zstd_frames import is_one_frame
@@ -22,7 +23,9 @@ _DONT_SPLIT = blosc_frame.DONT_SPLIT
 _LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
 
 # Results of a check.
-_REFUSED, _STORED, _LZ4, _ZSTD = range(4)
+_REFUSED, _STORED, _LZ4, _ZSTD, _BLOSCLZ = range(5)
+# In place of a function and its context, for streams that need none.
+_LZ4_STREAMS, _BLOSCLZ_STREAMS = (0, 0), (0, 1)
 
 
 @calls.inner
@@ -67,13 +70,15 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
 
 @calls.inner
 def _decoder_of(source: int) -> int:
-    """What decodes the blocks of a frame: `_LZ4`, `_ZSTD`, or nothing."""
+    """What decodes the blocks of a frame: `_LZ4` to `_BLOSCLZ`, or nothing."""
     # Larger blocks need more memory than is counted.
     if calls.load_32(source + 8) > _LARGE_BLOCK_NBYTES and _is_filtered(source):
         return _REFUSED
     compressor = calls.load_8(source + 2) >> 5
     if compressor == blosc_frame.LZ4:
         return _LZ4
+    if compressor == blosc_frame.BLOSCLZ:
+        return _BLOSCLZ
     return _ZSTD if compressor == blosc_frame.ZSTD else _REFUSED
 
 
@@ -112,14 +117,16 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
 def _decode_stream(
     zstd: tuple[int, int], source: int, nbytes: int, target: int, sizes: tuple[int, int]
 ) -> bool:
-    """Whether a stream decodes to exactly so many bytes; of LZ4 without a library.
+    """Whether a stream decodes to exactly so many bytes; with no function, here.
 
     `sizes` are this number, and how many of them are enough.
     """
     function, context = zstd
     expected, enough = sizes
     if function == 0:
-        return decode_lz4(source, nbytes, target, expected, enough)
+        if context == 0:
+            return decode_lz4(source, nbytes, target, expected, enough)
+        return decode_blosclz(source, nbytes, target, expected, enough)
     call = (context, target, expected, source, nbytes)
     # In one call libzstd would decode any number of frames.
     return is_one_frame(source, nbytes) and calls.call_zstd(function, call) == expected
@@ -199,14 +206,17 @@ def decode_frame(
     It is `target` or in the source. `zstd` has the addresses of libzstd's function and
     of its context, or zeros. `how` has the half-open range of decoded bytes that are
     needed, and the address of memory for a tile and for a block (`words.TILE_NBYTES`).
-    Only blocks that contain some of these bytes are decoded, of LZ4 only as far.
+    Only blocks that contain some of these bytes are decoded, of LZ4 and blosclz only as
+    far.
     """
     found = _check_frame(source, nbytes, expected)
     if found == _STORED:
         return source + _HEADER_NBYTES
     is_done = False
     if found == _LZ4:
-        is_done = _decode_blocks((0, 0), source, target, expected, how)
+        is_done = _decode_blocks(_LZ4_STREAMS, source, target, expected, how)
+    elif found == _BLOSCLZ:
+        is_done = _decode_blocks(_BLOSCLZ_STREAMS, source, target, expected, how)
     elif found == _ZSTD and zstd[0] != 0:
         is_done = _decode_blocks(zstd, source, target, expected, how)
     return target if is_done else 0

@@ -57,7 +57,7 @@ def _copy_literals(target: int, source: int, nbytes: int) -> None:
 
 
 @calls.inner
-def _copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
+def copy_match(target: int, source: int, nbytes: int, stop: int) -> None:
     """Copy bytes from earlier in the output, which may overlap those written."""
     distance = target - source
     most, done = stop - target, 0
@@ -157,7 +157,7 @@ def _take_match(
         or nbytes > stop - target - _LAST_LITERALS
     ):
         return 0, 0
-    _copy_match(target, target - distance, nbytes, stop)
+    copy_match(target, target - distance, nbytes, stop)
     return source, target + nbytes
 
 
@@ -200,7 +200,7 @@ def _decode_inside(
             nbytes += more
             if more == 255 or place + nbytes > last_target:
                 break
-            _copy_match(place, place - distance, nbytes, stop)
+            copy_match(place, place - distance, nbytes, stop)
         source, target = at, place + nbytes
     return source, target
 
