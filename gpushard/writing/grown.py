@@ -25,7 +25,7 @@ from gpushard.stores.local.file_bytes import FileBytes
 from gpushard.stores.local.handles import file_version
 from gpushard.stores.local.store import LocalStore
 from gpushard.writing.changes import Change
-from gpushard.writing.regions import Box, InPortions, Part
+from gpushard.writing.regions import Box, InPortions, Part, Scattered
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.whole_cells import Span, WholeCells
 
@@ -92,20 +92,22 @@ def _grown(
 ) -> Iterator[Wholes | Change]:
     """A part that cuts inner chunks: grown ones, and what is not worth a read."""
     spans = _touched(part, region.grid)
-    if spans is None or _n_cells(spans) < _LEAST_CELLS:
+    if spans is None or isinstance(part, InPortions) or _n_cells(spans) < _LEAST_CELLS:
         yield Change(part, values)
-    elif _nbytes(region, spans) > _most_nbytes(region) and isinstance(part, Box):
+    elif _nbytes(region, spans) <= _most_nbytes(region):
+        grown = _read_and_changed(region, data, part, spans, values)
+        yield grown or Change(part, values)
+    elif isinstance(part, Box) and _n_cells(spans) > 1:
         for half in _halves(part, spans, region.grid):
             yield from _grown(region, data, half, values)
     else:
-        grown = _read_and_changed(region, data, part, spans, values)
-        yield grown or Change(part, values)
+        yield Change(part, values)
 
 
 def _read_and_changed(
     region: Region,
     data: FileBytes,
-    part: Part,
+    part: Box | Scattered,
     spans: Sequence[Span],
     values: NDArray[Any],
 ) -> Wholes | None:
@@ -115,8 +117,6 @@ def _read_and_changed(
         (first * axis.cell, min(end * axis.cell, extent))
         for (first, end), axis, extent in pairs
     ]
-    if isinstance(part, InPortions) or _nbytes(region, spans) > _most_nbytes(region):
-        return None
     before = _read(region, data, ranges)
     if before is None:
         return None

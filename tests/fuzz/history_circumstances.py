@@ -12,12 +12,14 @@ from gpushard.fetching import job
 from gpushard.fused import kept_files, placer, shares
 from gpushard.placing import outputs
 from gpushard.stores.local import handles
+from gpushard.writing import grown
 from tiny_bounds import tiny_bounds
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-# With these, little is shared among threads, kept, decoded in part and streamed.
+# With these, little is shared among threads, kept, decoded in part and streamed, and
+# single inner chunks are read to be written in part.
 SMALL_BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (job, "SMALLEST_SHARE_NBYTES", 500),
     (shares, "_SMALLEST_NBYTES", 500),
@@ -27,6 +29,7 @@ SMALL_BOUNDS: tuple[tuple[Any, str, int], ...] = (
     (stored, "_DIVISIBLE_NBYTES", 300),
     (placer, "LARGE_NBYTES", 2000),
     (outputs, "LARGE_NBYTES", 2000),
+    (grown, "_LEAST_CELLS", 1),
 )
 
 
