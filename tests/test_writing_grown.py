@@ -17,7 +17,6 @@ from zarr.codecs import TransposeCodec as Turned
 import gpushard
 from gpushard.write_options import WriteOptions
 from gpushard.writing import grown
-from gpushard.writing.encode import Encoder
 
 SHAPE, INNER, SHARD = (37, 29), (4, 5), (16, 15)
 CHAINS = {
@@ -128,15 +127,30 @@ def test_a_box_that_covers_few_of_its_inner_chunks_is_read_once(tmp_path, counte
     assert a[...].sum() == 5 * 16 * 15 + 14 * 12
 
 
-def test_inner_chunks_at_the_edge_of_the_array_are_changed_with_the_others(
-    tmp_path, counted, monkeypatch
+def test_inner_chunks_at_the_edge_of_the_array_are_changed_alone(tmp_path, counted):
+    a = new(tmp_path / "a")
+    a[...] = 5
+    a[:, 23:28] = 6
+    assert sorted(counted) == [(4, 5), (16, 5), (16, 5)]
+    assert a[...].sum() == 5 * 37 * 29 + 37 * 5
+    a[36:, :] = 6
+    assert len(counted) == 3
+
+
+@pytest.mark.parametrize("key", [np.s_[:, 1], np.s_[1::3, 2:27], np.s_[1:36, 1:28]])
+def test_elements_beyond_an_array_that_others_have_enlarged_stay(
+    tmp_path, counted, key
 ):
     a = new(tmp_path / "a")
     a[...] = 5
-    monkeypatch.setattr(Encoder, "_part_payloads", None)
-    a[:, 26:28] = 6
-    assert sorted(counted) == [(5, 4), (16, 4), (16, 4)]
-    assert a[...].sum() == 5 * 37 * 29 + 37 * 2
+    zarr.open_array(str(tmp_path / "a")).resize((48, 45))
+    larger = gpushard.open_array(tmp_path / "a", device="cpu")
+    larger[...] = 7
+    want = np.full((48, 45), 7)
+    want[:37, :29][key] = 6
+    a[key] = 6
+    assert counted
+    assert np.array_equal(larger[...], want)
 
 
 def test_what_is_read_at_once_stays_small(tmp_path, counted, monkeypatch):

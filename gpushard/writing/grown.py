@@ -45,6 +45,13 @@ class Wholes(NamedTuple):
     values: NDArray[Any]
 
 
+class Border(NamedTuple):
+    """Where cells are cut in two groups: before this cell along this axis."""
+
+    axis: int
+    cell: int
+
+
 def whole_or_cut(
     region: Region, stored: StoredShard | None, change: Change
 ) -> Iterator[Wholes | Change]:
@@ -94,12 +101,14 @@ def _grown(
     spans = _touched(part, region.grid)
     if spans is None or isinstance(part, InPortions) or _n_cells(spans) < _LEAST_CELLS:
         yield Change(part, values)
-    elif _nbytes(region, spans) <= _most_nbytes(region):
+        return
+    border = _border(region, spans)
+    if border is None:
         grown = _read_and_changed(region, data, part, spans, values)
         yield grown or Change(part, values)
-    elif isinstance(part, Box) and _n_cells(spans) > 1:
-        for half in _halves(part, spans, region.grid):
-            yield from _grown(region, data, half, values)
+    elif isinstance(part, Box) and spans[border.axis][0] < border.cell:
+        for side in _sides(part, border, region.grid):
+            yield from _grown(region, data, side, values)
     else:
         yield Change(part, values)
 
@@ -112,10 +121,9 @@ def _read_and_changed(
     values: NDArray[Any],
 ) -> Wholes | None:
     """The whole inner chunks, with what is stored of them; None if it is not known."""
-    pairs = zip(spans, region.grid, region.extents, strict=True)
     ranges = [
-        (first * axis.cell, min(end * axis.cell, extent))
-        for (first, end), axis, extent in pairs
+        (first * axis.cell, end * axis.cell)
+        for (first, end), axis in zip(spans, region.grid, strict=True)
     ]
     before = _read(region, data, ranges)
     if before is None:
@@ -183,14 +191,28 @@ def _touched_along(part: AxisSelection, axis: GridAxis) -> Span | None:
     return (first, end) if len(cells) == end - first else None
 
 
-def _halves(
-    part: Box, spans: Sequence[Span], grid: Sequence[GridAxis]
-) -> Iterator[Box]:
-    """A box in two parts, cut between cells across its longest axis."""
+def _border(region: Region, spans: Sequence[Span]) -> Border | None:
+    """Where to cut touched cells that are not read at once; None if they are.
+
+    A cell that reaches beyond the array is changed alone: the array may be larger than
+    it was when it was opened, and a read does not tell what is stored there by now.
+    """
+    pairs = zip(spans, region.grid, region.extents, strict=True)
+    for d, ((_, end), axis, extent) in enumerate(pairs):
+        if end * axis.cell > extent:
+            return Border(d, end - 1)
+    if _nbytes(region, spans) <= _most_nbytes(region):
+        return None
     d = max(range(len(spans)), key=lambda d: spans[d][1] - spans[d][0])
-    border = (spans[d][0] + spans[d][1]) // 2 * grid[d].cell
-    for begin, end in ((0, border), (border, grid[d].extent)):
-        yield part.within(d, begin, end)
+    return Border(d, sum(spans[d]) // 2)
+
+
+def _sides(part: Box, border: Border, grid: Sequence[GridAxis]) -> Iterator[Box]:
+    """The elements of a box before a border between cells, and those behind it."""
+    along = grid[border.axis]
+    at = border.cell * along.cell
+    for begin, end in ((0, at), (at, along.extent)):
+        yield part.within(border.axis, begin, end)
 
 
 def _n_cells(spans: Sequence[Span]) -> int:
