@@ -63,11 +63,11 @@ def whole_or_cut(
     part, values = change.part, change.values
     assert isinstance(values, np.ndarray)  # noqa: S101 - which is for type checkers
     whole = WholeCells.of(part, region.grid, region.extents)
+    data = _readable(region, stored)
     rest: Sequence[Part] = [part]
-    if whole is not None and not _is_mostly_cut(region, stored, part, whole):
+    if whole is not None and (data is None or not _is_mostly_cut(region, part, whole)):
         yield Wholes(whole, values)
         rest = whole.rest
-    data = _readable(region, stored)
     for cut in rest:
         if data is None:
             yield Change(cut, values)
@@ -75,11 +75,9 @@ def whole_or_cut(
             yield from _grown(region, data, cut, values)
 
 
-def _is_mostly_cut(
-    region: Region, stored: StoredShard | None, part: Part, whole: WholeCells
-) -> bool:
+def _is_mostly_cut(region: Region, part: Part, whole: WholeCells) -> bool:
     """Whether to read all of a box takes less time than what lies around the whole."""
-    if not whole.rest or _readable(region, stored) is None:
+    if not whole.rest:
         return False
     spans = _touched(part, region.grid)
     return spans is not None and _n_cells(spans) >= _MOST_READ * whole.n_cells
