@@ -172,6 +172,14 @@ def test_a_file_that_lies_in_the_place_of_a_lock_is_not_written_to(
     assert precious.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("other")])
+def test_what_is_in_the_way_of_a_lock_is_named(make, files, tmp_path):
+    make(tmp_path / ".shard.lock")
+    with pytest.raises(StoreError, match=r"move away .* '\.shard\.lock'"):
+        files.put("shard", [NEW])
+    assert os.listdir(tmp_path) == [".shard.lock"]
+
+
 def test_what_a_killed_writer_left_half_written_is_no_part_of_the_next_content(
     files, tmp_path
 ):

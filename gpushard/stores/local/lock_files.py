@@ -3,7 +3,8 @@
 While ``c/0/1`` is written, ``c/0/.1.lock`` is beside it. A writer makes it and locks
 it. Only who has locked the file with this name may remove it, or rename it to ``1``,
 with which the lock ends. What a killed writer leaves may belong to another user, or be
-a link to another file: it is removed, and never written to.
+a hard link to another file: it is removed, and never written to. A symbolic link or a
+directory in its place is refused.
 """
 
 from __future__ import annotations

@@ -46,6 +46,9 @@ _HINTS = {
     ),
 }
 
+# Errors where a link or a directory has the name of a file that a writer makes.
+_IN_THE_WAY = (errno.ELOOP, errno.EISDIR)
+
 
 @contextmanager
 def as_store_errors(store: LocalStore, key: str) -> Generator[None]:
@@ -60,11 +63,15 @@ def as_store_errors(store: LocalStore, key: str) -> Generator[None]:
         raise StoreError(
             f"cannot write {key!r}: {error.strerror or error}",
             store_url=store.url,
-            hint=_HINTS.get(
-                error.errno,
-                "check the directory's rights and the room on the disk",
-            ),
+            hint=_hint_on(error, error.errno),
         ) from error
+
+
+def _hint_on(error: OSError, number: int) -> str:
+    if number in _IN_THE_WAY and isinstance(error.filename, str):
+        return f"move away what has the name {error.filename!r}: a writer makes files"
+    rest = "check the directory's rights and the room on the disk"
+    return _HINTS.get(number, rest)
 
 
 class PathRule:
