@@ -1,18 +1,21 @@
 """The shortest way: a part of one inner chunk in a local file, read in one call.
 
 This is for keys such as ``a[i]``, which otherwise take more time in Python than to read
-and to decode. Python finds the inner chunk in an index that is known already, and the
-loops do the rest. All other keys are declined, and so is everything unusual: an index
-that is not known, an inner chunk that is missing or damaged, a file that has changed.
-The general path then reads it or says what is wrong.
+and to decode. Python finds the inner chunk in an index that is known already, or opens
+its file if the array has no shards, and the loops do the rest. All other keys are
+declined, and so is everything unusual: an index that is not known, an inner chunk that
+a shard does not have, or that is damaged, a file that has changed. The general path
+then reads it or says what is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.codecs.base import PART_SHARE
 from gpushard.errors import ObjectChangedError
@@ -23,10 +26,10 @@ from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
 from gpushard.fused.meshes import Coordinate, grid_of
 from gpushard.fused.short.one_call import OneCall
 from gpushard.memory.chunk_cache import ChunkCache
-from gpushard.memory.known import KnownIndex
+from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB
-from gpushard.placing.keeping import first_key
+from gpushard.placing.keeping import file_version_of, find_current, first_key
 from gpushard.planning.index import PRESENT
 from gpushard.source import Source
 from gpushard.stores.local.store import LocalStore
@@ -60,13 +63,30 @@ class _ChunkPart(NamedTuple):
     shape: tuple[int, ...]
 
 
+class _Stored(NamedTuple):
+    """Where an inner chunk is stored.
+
+    Attributes
+    ----------
+    key, version
+        Key of its object, and the version of which it is read.
+    start, nbytes
+        Its first byte there, and its stored size.
+    """
+
+    key: str
+    version: Hashable
+    start: int
+    nbytes: int
+
+
 class SingleReader:
     """Reads keys that select a part of a single inner chunk.
 
     Parameters
     ----------
     source, store
-        The array, and its store.
+        The array, which has one sharding level or none, and its store.
     chain
         Its encoding.
     call
@@ -88,6 +108,7 @@ class SingleReader:
         layout = source.layout
         ndim = layout.ndim
         self._store = store
+        self._is_sharded = bool(layout.levels)
         self._dtype = layout.dtype
         self.call = call
         self._pack = Struct(f"={3 * ndim + FIRST_LENGTH}q").pack
@@ -101,9 +122,12 @@ class SingleReader:
         self._most_in_part = part_nbytes if is_divisible else 0
         is_large = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
         self._most_wanted = part_nbytes if is_large else chain.chunk_nbytes
-        grid = grid_of(layout, chain.strides)
+        # Without shards, each inner chunk is found by its own place in the grid.
         self._axes = [
-            (extent, *known) for extent, known in zip(layout.shape, grid, strict=True)
+            (extent, cell, per_shard if layout.levels else 1, *strides)
+            for extent, (cell, per_shard, *strides) in zip(
+                layout.shape, grid_of(layout, chain.strides), strict=True
+            )
         ]
 
     def read(self, source: Source, key: Any) -> Any:
@@ -124,71 +148,98 @@ class SingleReader:
         part = self._part_of(key if type(key) is tuple else (key,))
         if part is None:
             return None
-        shard_key = source.key(part.shard)
-        known = known_index(source, part.shard, shard_key)
-        if known is None or known.index.state.item(part.entry) != PRESENT:
-            return None
         out = np.empty(part.shape, self._dtype)
-        target = address_of(out)
-        first = first_key(source, known)
-        cache = source.chunks
-        if cache is None or first is None:
-            is_read = self._read(part, known, shard_key, target)
-        else:
-            chunk_key = first + part.entry
-            is_read = self._read_through(
-                cache, chunk_key, part, known, shard_key, target
-            )
-        if not is_read:
+        read = self._read_from_shard if self._is_sharded else self._read_from_file
+        if not read(source, part, out):
             return None
         return out if part.shape else out[()]
 
-    def _read_through(
+    def _read_from_shard(
+        self, source: Source, part: _ChunkPart, out: NDArray[Any]
+    ) -> bool:
+        """Whether a part could be read of an inner chunk that a known index has."""
+        key, entry = source.key(part.shard), part.entry
+        known = known_index(source, part.shard, key)
+        if known is None or known.index.state.item(entry) != PRESENT:
+            return False
+        start, nbytes = known.index.offset.item(entry), known.index.nbytes.item(entry)
+        stored = _Stored(key, known.version, start, nbytes)
+        first, cache = first_key(source, known), source.chunks
+        if cache is None or first is None:
+            return self._read(part, stored, address_of(out))
+        hold = cache.find_one(first + entry)
+        if hold is not None:
+            return self._copy(part, hold, out)
+        return self._read_to_keep(cache, first + entry, part, stored, out)
+
+    def _read_from_file(
+        self, source: Source, part: _ChunkPart, out: NDArray[Any]
+    ) -> bool:
+        """Whether a part could be read of an inner chunk that has a file of its own."""
+        cache, chunk_key = source.chunks, source.number_of(part.shard)
+        if cache is not None:
+            hold = find_current(source, cache, chunk_key, part.shard)
+            if hold is not None:
+                return self._copy(part, hold, out)
+        key = source.key(part.shard)
+        handle = self._store.open_current(key)
+        if handle is None:
+            if self._store.checks_missing:
+                return False
+            out[...] = source.layout.fill_value
+            return True
+        version = handle.version_to_read()
+        stored = _Stored(key, version, 0, handle.nbytes)
+        packed = None if cache is None else file_version_of(version)
+        if cache is None or packed is None:
+            return self._read(part, stored, address_of(out))
+        return self._read_to_keep(cache, chunk_key, part, stored, out, {0: packed})
+
+    def _copy(self, part: _ChunkPart, hold: Hold, out: NDArray[Any]) -> bool:
+        """Whether the wanted part of a kept inner chunk could be copied."""
+        kept = hold.addresses.item(0), self._chunk_nbytes
+        return self._place(part, kept, (0, 0, FILLED), address_of(out))
+
+    def _read_to_keep(
         self,
         cache: ChunkCache,
         chunk_key: int,
         part: _ChunkPart,
-        known: KnownIndex,
-        shard_key: str,
-        target: int,
+        stored: _Stored,
+        out: NDArray[Any],
+        versions: Mapping[int, bytes] | None = None,
     ) -> bool:
-        """Read from an inner chunk that is kept, or keep it; False if that failed."""
-        hold = cache.find_one(chunk_key)
-        if hold is not None:
-            kept = hold.addresses.item(0), self._chunk_nbytes
-            return self._place(part, kept, (0, 0, FILLED), target)
+        """As `_read`; the inner chunk is kept if it should be.
+
+        `versions` has the version of its file, if `chunk_key` does not tell it.
+        """
         weight = SPENT_PART if part.extent <= self._most_in_part else SPENT_WHOLE
+        target = address_of(out)
         if not cache.should_keep(chunk_key, weight):
-            return self._read(part, known, shard_key, target)
+            return self._read(part, stored, target)
         hold = cache.claim([chunk_key])
-        is_read = self._read(part, known, shard_key, target, hold.addresses.item(0))
+        is_read = self._read(part, stored, target, hold.addresses.item(0))
         if is_read:
-            cache.keep(hold)
+            cache.keep(hold, versions=versions)
         return is_read
 
     def _read(
-        self,
-        part: _ChunkPart,
-        known: KnownIndex,
-        shard_key: str,
-        target: int,
-        kept: int = 0,
+        self, part: _ChunkPart, stored: _Stored, target: int, kept: int = 0
     ) -> bool:
         """Whether an inner chunk could be read from its file, with its wanted part.
 
         It is decoded whole to the address `kept`, unless that is 0.
         """
-        nbytes = known.index.nbytes.item(part.entry)
+        key, version, start, nbytes = stored
         is_odd = self._is_plain and nbytes != self._chunk_nbytes
         if is_odd or nbytes > self._limit_nbytes:
             return False
-        start = known.index.offset.item(part.entry)
         low, high = start, start + nbytes
         if self._is_plain:
             low += part.offset
             high = low + part.extent
         try:
-            handle = self._store.open_file(shard_key, known.version)
+            handle = self._store.open_file(key, version)
             where = low, high, handle.fd
             if not self._place(part, (start, nbytes), where, target, kept):
                 return False

@@ -21,8 +21,8 @@ class ShortWays(NamedTuple):
     Attributes
     ----------
     single
-        Reads a part of one inner chunk; None if large inner chunks or a low memory
-        limit rule that out.
+        Reads a part of one inner chunk, of a shard or with a file of its own; None if
+        large inner chunks or a low memory limit rule that out.
     short
         Reads up to a thousand inner chunks; None if the loops cannot read the source.
     """
@@ -59,11 +59,14 @@ def _find_ways(source: Source) -> ShortWays | None:
     loops = loops_for(chain, source.options)
     if loops is None:
         return None
-    if chain.plannable_store is None:
-        return ShortWays(short=short_unsharded_reader(source, chain, loops))
-    store = chain.plannable_store
     call = one_call(source, chain, loops)
-    short = ShortShardedReader(source, store, chain, loops, call)
+    store, files, short = chain.plannable_store, chain.object_files, None
+    if store is not None:
+        short = ShortShardedReader(source, store, chain, loops, call)
+    elif files is not None:
+        store, short = files.store, short_unsharded_reader(source, chain, loops)
+    if store is None or short is None:
+        return _NO_WAYS
     if call is None:
         return ShortWays(None, short)
     return ShortWays(SingleReader(source, store, chain, call), short)

@@ -207,6 +207,15 @@ class LocalStore:
             handle = self._reopen(key, version)
         return handle
 
+    def open_current(self, key: str) -> FileHandle | None:
+        """Open file that is at `key` now, as by `open_file`; None if there is none."""
+        handle = self._handles.get(key)
+        if handle is not None:
+            if self.current_version(key)[1] == handle.version:
+                return handle
+            self._handles.drop(handle)
+        return self._open(key)
+
     def let_go(self, key: str) -> None:
         """Close the file of an object, if it is open, once nobody reads it."""
         handle = self._handles.get(key)
@@ -303,7 +312,7 @@ class LocalStore:
     def _handle_for(self, request: ByteRequest) -> FileHandle | None:
         """Open file that a request is about; None if no file is there now."""
         if request.version is None:
-            return self._current(request.key, self._handles.get(request.key))
+            return self.open_current(request.key)
         return self.open_file(request.key, request.version)
 
     def _read_range(self, handle: FileHandle, request: ByteRequest) -> Fetched:
@@ -339,14 +348,6 @@ class LocalStore:
         if is_torn or not has_same_bytes(handle.version, now):
             self._handles.drop(handle)
             raise self._changed(handle.key, handle.version, file_version(now))
-
-    def _current(self, key: str, handle: FileHandle | None) -> FileHandle | None:
-        """Handle of the file that is at `key` now; None if there is no file."""
-        if handle is not None:
-            if self.current_version(key)[1] == handle.version:
-                return handle
-            self._handles.drop(handle)
-        return self._open(key)
 
     def _reopen(self, key: str, version: Hashable) -> FileHandle:
         """Handle of `version`, if no cached handle has that version."""
