@@ -366,3 +366,29 @@ def test_arrays_that_are_too_long_together_are_refused(n):
     with pytest.raises(gpushard.SelectionError, match=f"got {n * 2**62}"):
         gpushard.concat([a] * n)
     assert gpushard.concat([a])[2**62 - 2 :].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("shards", [None, (4, 2)])
+@pytest.mark.parametrize(
+    "key",
+    [np.s_[:], np.s_[8:20, 3:5], np.s_[10:14, 4], np.s_[::-3, 1]],
+    ids=["all", "box", "column", "steps"],
+)
+def test_a_part_that_is_missing_fills_no_elements_of_the_others(key, shards, tmp_path):
+    """Each part is read into the output of all, and the short ways fill it at once."""
+    parts = []
+    for name, fill_value in ("stored", 0), ("missing", 7):
+        how = {"chunks": (4, 2), "shards": shards, "fill_value": fill_value}
+        gpushard.create_array(tmp_path / name, shape=(12, 20), dtype="i4", **how)
+        now = gpushard.Options(compile_nbytes=0)
+        parts.append(gpushard.open_array(tmp_path / name, device="cpu", options=now))
+    values = np.arange(240).reshape(12, 20)
+    parts[0][...] = values
+    want = np.concatenate([values, np.full((12, 20), 7), values])
+    joined = gpushard.concat([*parts, parts[0]])
+    for part in parts:
+        part[...]  # the loops are loaded, and the short ways found
+    assert np.array_equal(joined[key], want[key])
+    rows = [3, 11, 12, 25]
+    assert np.array_equal(joined.oindex[rows, 2:4], want[rows, 2:4])
+    assert np.array_equal(joined.vindex[rows, [2] * 4], want[rows, 2])

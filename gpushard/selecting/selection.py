@@ -224,6 +224,13 @@ def whole(shape: tuple[int, ...]) -> Orthogonal:
     return Orthogonal(whole_axes(shape), shape)
 
 
+def fills(selection: Selection, out: NDArray[Any]) -> bool:
+    """Whether a selection writes to all of `out`, and is not the part of another."""
+    if isinstance(selection, Points):
+        return out.size == selection.n_points
+    return out.size == prod(selection.grid_shape)
+
+
 def n_elements(selection: ParsedSelection) -> int:
     """Number of elements in the result of `selection`."""
     return prod(selection.shape)

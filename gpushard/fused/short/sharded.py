@@ -46,7 +46,7 @@ from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT
 from gpushard.report import Tally
-from gpushard.selecting.selection import Ints, Selection
+from gpushard.selecting.selection import Ints, Selection, fills
 from gpushard.source import Source
 from gpushard.stores.local.handles import FileHandle, is_in_memory
 from gpushard.stores.local.store import LocalStore
@@ -112,7 +112,8 @@ class ShortShardedReader:
         selection
             What to read.
         out
-            Host array of the selection's shape.
+            Host array of the selection's shape, or of that of a selection of which it
+            is a part: of several arrays, each writes its elements to one output.
 
         Raises
         ------
@@ -125,12 +126,14 @@ class ShortShardedReader:
         on_grid = None if chain is None else lay_over(selection, self._grid, out)
         if chain is None or on_grid is None:
             return False
+        is_all = fills(selection, out)
         try:
-            return self._read(source, chain, on_grid, out)
+            return self._read(source, chain, on_grid, out, is_all=is_all)
         except ObjectChangedError as error:
             for coordinate in on_grid.shards:
                 source.indexes.drop_shard(coordinate)
-            return self._read(source, chain, on_grid, out, seen=error.shard_key)
+            seen = error.shard_key
+            return self._read(source, chain, on_grid, out, seen, is_all=is_all)
 
     def _read(
         self,
@@ -139,12 +142,17 @@ class ShortShardedReader:
         on_grid: Mesh | ScatteredPoints,
         out: NDArray[Any],
         seen: str | None = None,
+        *,
+        is_all: bool,
     ) -> bool:
-        """Read once; `seen` is the key of a shard that existed a moment ago."""
+        """Read once; `seen` is the key of a shard that existed a moment ago.
+
+        `is_all` is whether the selection writes to all elements of the output.
+        """
         shards = self._open(source, on_grid, seen)
         if shards is None:
             return False
-        if all(known is None for known in shards.known):
+        if is_all and all(known is None for known in shards.known):
             # A large inner chunk of fill values would be made for this read alone.
             out[...] = source.layout.fill_value
             return True

@@ -45,7 +45,7 @@ from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.words import Opener
 from gpushard.options import KIB
-from gpushard.selecting.selection import Ints, Selection
+from gpushard.selecting.selection import Ints, Selection, fills
 from gpushard.source import Source
 from gpushard.stores.local.handles import FileHandle
 from gpushard.workers import run_tasks
@@ -106,7 +106,8 @@ class ShortUnshardedReader:
         selection
             What to read.
         out
-            Host array of the selection's shape.
+            Host array of the selection's shape, or of that of a selection of which it
+            is a part: of several arrays, each writes its elements to one output.
         """
         chain = self._chain.into(out.dtype)
         on_grid = None if chain is None else lay_over(selection, self._grid, out)
@@ -135,10 +136,11 @@ class ShortUnshardedReader:
         is_placed = self._read(source, placer, boxes, opening)
         if new is not None:
             new.keep(is_placed, opening.missing)
-        whole = out if len(boxes) == n_wanted else None
-        return bool(is_placed.all()) or self._fill(
-            source, placer, boxes, is_placed, opening.missing, whole
-        )
+        if is_placed.all():
+            return True
+        is_all = len(boxes) == n_wanted and fills(selection, out)
+        whole = out if is_all else None
+        return self._fill(source, placer, boxes, is_placed, opening.missing, whole)
 
     def _not_kept(
         self,
