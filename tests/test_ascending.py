@@ -187,6 +187,7 @@ UNLIKE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 @pytest.mark.parametrize("name", UNLIKE)
 def test_other_lists_have_no_runs(name, tmp_path):
     values, index = UNLIKE[name]

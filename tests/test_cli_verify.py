@@ -103,7 +103,7 @@ def test_progress_goes_to_stderr_and_data_to_stdout(damaged):
     result = run("verify", damaged, "--progress", "--json", code=1)
     assert result.stdout.startswith("{")
     assert "6 of 6 shards" in result.stderr
-    assert re.search(r"[1-9]\d* shards/s", result.stderr)
+    assert re.search(r"[1-9][\d,]* shards/s", result.stderr)
     decoded = run("verify", damaged, "--progress", "--decode", code=1)
     assert re.search(r"\d MB/s", decoded.stderr)
     assert run("verify", damaged, "--json", code=1).stderr == ""

@@ -78,4 +78,5 @@ def test_what_a_use_holds_counts_and_not_what_is_the_callers(door, came, is_coun
     drawn = Drawn(None, HERE, gpushard.Options(), np.random.default_rng(0))
     found, nbytes = in_a_child(lambda: grown_by(door, drawn), ("died", 0))
     assert found == came
-    assert nbytes > 38 * MIB if is_counted else nbytes < 2 * MIB
+    # NumPy asks for pages of 2 MiB, of which the array's first and last are not full.
+    assert nbytes > 38 * MIB if is_counted else nbytes < 5 * MIB

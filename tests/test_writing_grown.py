@@ -234,6 +234,7 @@ def test_a_shard_that_was_replaced_takes_no_room_on_the_disk(tmp_path, counted):
     assert not [t for t in targets if str(tmp_path) in t and t.endswith("(deleted)")]
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 @pytest.mark.parametrize(
     "how",
     [
