@@ -300,9 +300,11 @@ class Array(DescribedArray):
 
     def _write(self, selection: ParsedSelection, value: Any) -> None:
         from gpushard.writing.assign import assign
+        from gpushard.writing.enlarged import source_by_now
 
         with self._naming:
-            assign(self.source, selection, value, device=self._device)
+            source = source_by_now(self.source, selection)
+            assign(source, selection, value, device=self._device)
 
     def _placements(self, tally: Tally) -> tuple[CodecPlacement, ...]:
         if self._device is None:

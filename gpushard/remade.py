@@ -12,7 +12,10 @@ from gpushard.layout import ArrayLayout, CodecSpec
 from gpushard.metadata import load_array
 from gpushard.source import Source
 
-_HINT = "the array was made anew with other metadata since it was opened: open it again"
+MADE_ANEW = (
+    "the array was made anew with other metadata since it was opened: open it again"
+)
+"""Hint of errors about an array that is another one now."""
 
 
 def naming_source(source: Source) -> naming:
@@ -27,15 +30,15 @@ def _note_if_remade(source: Source, error: CorruptShardError) -> None:
     Reads the document, and only here: a look before each read would cost a request.
     """
     layout = source.layout
-    if error.hint == _HINT:
+    if error.hint == MADE_ANEW:
         return
     with suppress(GpushardError):
         stored = load_array(source.store, layout.path, source.options)
-        if _encoding(stored) != _encoding(layout):
-            error.hint = _HINT
+        if encoding(stored) != encoding(layout):
+            error.hint = MADE_ANEW
 
 
-def _encoding(layout: ArrayLayout) -> tuple[Any, ...]:
+def encoding(layout: ArrayLayout) -> tuple[Any, ...]:
     """What a change of would have valid bytes refused; a shape alone does not.
 
     Of codecs only the names: zarr fills in what configurations leave out, and its

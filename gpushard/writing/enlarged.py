@@ -1,0 +1,80 @@
+"""Whether a write may replace more of an inner chunk than the open array knows of.
+
+An array keeps the shape that it had when it was opened. A write that takes all elements
+of that shape in an inner chunk, or in a shard, at the edge replaces it without a read.
+If others have enlarged the array since, what they stored beyond would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import ge
+
+from gpushard.errors import ObjectChangedError
+from gpushard.layout import GridAxis
+from gpushard.metadata import load_array
+from gpushard.remade import MADE_ANEW, encoding
+from gpushard.selecting.numbering import Ints
+from gpushard.selecting.selection import (
+    AxisSelection,
+    IndexAxis,
+    Listed,
+    Orthogonal,
+    ParsedSelection,
+    SliceAxis,
+    n_elements,
+)
+from gpushard.source import Source
+
+
+def source_by_now(source: Source, selection: ParsedSelection) -> Source:
+    """The array in which to write to a selection: as large as it is by now.
+
+    Reads the array's document where the selection reaches an edge that does not end a
+    shard (a chunk, if not sharded); elsewhere a write replaces what it knows.
+
+    Raises
+    ------
+    ObjectChangedError
+        The array was made anew, with other data types, shapes or codecs.
+    NotFoundError, MetadataError, UnsupportedError, StoreError
+        As for `load_array`.
+    """
+    layout = source.layout
+    if not (n_elements(selection) and _reaches_open_edge(layout.axes, selection)):
+        return source
+    stored = load_array(source.store, layout.path, source.options)
+    if encoding(stored) != encoding(layout):
+        raise ObjectChangedError(
+            "the array is another one than that which was opened",
+            array_path=layout.path,
+            hint=MADE_ANEW,
+        )
+    if all(map(ge, layout.shape, stored.shape)):
+        return source
+    axes = zip(layout.axes, stored.axes, strict=True)
+    larger = tuple(max(pair, key=lambda axis: axis.extent) for pair in axes)
+    shape = tuple(axis.extent for axis in larger)
+    # The cache knows inner chunks by their number in the smaller grid.
+    return replace(
+        source, layout=replace(layout, axes=larger, shape=shape), chunks=None
+    )
+
+
+def _reaches_open_edge(axes: Sequence[GridAxis], selection: ParsedSelection) -> bool:
+    """Whether elements may be the last ones of an axis that ends within a cell."""
+    open_ = [d for d, a in enumerate(axes) if a.start_of(a.n_cells) > a.extent]
+    if isinstance(selection, Listed):
+        return bool(open_)
+    taken: Sequence[AxisSelection | Ints] = (
+        selection.axes if isinstance(selection, Orthogonal) else selection.coordinates
+    )
+    return any(_takes(taken[d], axes[d].extent - 1) for d in open_)
+
+
+def _takes(taken: AxisSelection | Ints, element: int) -> bool:
+    """Whether an element of an axis, its last one, is taken."""
+    if isinstance(taken, SliceAxis):
+        return taken.last == element
+    return element in (taken.element if isinstance(taken, IndexAxis) else taken)

@@ -1,0 +1,133 @@
+"""A write keeps what lies beyond the array that was opened, if others enlarged it."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import gpushard
+from gpushard.errors import NotFoundError, ObjectChangedError
+from gpushard.writing import enlarged
+
+SHAPE, LARGER = (10, 7), (15, 13)
+KINDS = {
+    "sharded": {"chunks": (4, 3), "shards": (8, 6)},
+    "one shard": {"chunks": (4, 3), "shards": (16, 15)},
+    "unsharded": {"chunks": (4, 3)},
+    "Zarr v2": {"chunks": (4, 3), "zarr_format": 2},
+}
+KEYS = [np.s_[:], np.s_[8:], np.s_[:, 6], np.s_[::-1, ::-1], np.s_[9, 6]]
+
+
+def new(store: Any, shape: tuple[int, ...] = SHAPE, **how: Any) -> gpushard.Array:
+    zarr.create_array(store, shape=shape, dtype="i4", overwrite=True, **how)
+    a = gpushard.open_array(store, device="cpu")
+    a[...] = 1
+    return a
+
+
+def enlarge(store: Any) -> np.ndarray:
+    """Fill a larger array; its elements."""
+    z = zarr.open_array(store)
+    z.resize(LARGER)
+    z[...] = 7
+    return z[...]
+
+
+@pytest.fixture
+def looks(monkeypatch) -> list[str]:
+    """Documents that writes have read."""
+    found, load = [], enlarged.load_array
+
+    def load_and_tell(store, path, options):
+        found.append(path)
+        return load(store, path, options)
+
+    monkeypatch.setattr(enlarged, "load_array", load_and_tell)
+    return found
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_beyond_the_array_as_it_was_opened_stay(tmp_path, kind, key):
+    place = str(tmp_path / "a")
+    a = new(place, **KINDS[kind])
+    want = enlarge(place)
+    a[key] = 5
+    want[: SHAPE[0], : SHAPE[1]][key] = 5
+    assert np.array_equal(zarr.open_array(place)[...], want)
+    assert np.array_equal(a[...], want[: SHAPE[0], : SHAPE[1]])
+
+
+def test_elements_beyond_stay_in_a_zarr_store():
+    store = zarr.storage.MemoryStore()
+    a = new(store, chunks=(4, 3))
+    want = enlarge(store)
+    a[...] = 5
+    want[: SHAPE[0], : SHAPE[1]] = 5
+    assert np.array_equal(zarr.open_array(store)[...], want)
+
+
+def test_listed_elements_that_are_all_of_an_inner_chunk_leave_those_beyond(tmp_path):
+    place = str(tmp_path / "a")
+    a = new(place, chunks=(4, 3))
+    want = enlarge(place)
+    a.vindex[[8, 8, 9], [6, 5, 6]] = [2, 3, 4]
+    a.oindex[[9, 8], [6]] = [[5], [6]]
+    want[[8, 8, 9], [6, 5, 6]] = [2, 3, 4]
+    want[[9, 8], 6] = [5, 6]
+    assert np.array_equal(zarr.open_array(place)[...], want)
+
+
+def test_an_array_that_was_cut_is_written_as_it_was_opened(tmp_path):
+    place = str(tmp_path / "a")
+    a = new(place, chunks=(4, 3))
+    zarr.open_array(place).resize((5, 20))
+    a[...] = 5
+    assert zarr.open_array(place)[:5, :7].min() == 5
+    assert not zarr.open_array(place)[:, 7:].any()
+    assert a[...].min() == 5
+
+
+def test_a_write_that_ends_within_the_array_reads_no_document(tmp_path, looks):
+    a = new(str(tmp_path / "a"), chunks=(4, 3))
+    looks.clear()
+    a[:9, :6] = 5
+    a[8, 2] = 5
+    a.oindex[[1, 3], [2]] = 5
+    a.vindex[[0], [0]] = 5
+    a[10:] = 5  # nothing
+    assert looks == []
+    a[:, 6] = 5
+    a.oindex[[1, 9], [2]] = 5
+    a.vindex[[2], [6]] = 5
+    assert looks == [""] * 3
+
+
+def test_an_array_of_whole_shards_is_written_without_its_document(tmp_path, looks):
+    a = new(str(tmp_path / "a"), (16, 12), chunks=(4, 3), shards=(8, 6))
+    a[...] = 5
+    a[15, 11] = 6
+    assert looks == []
+
+
+def test_an_array_that_was_made_anew_is_not_written_to(tmp_path):
+    place = tmp_path / "a"
+    a = new(str(place), chunks=(4, 3))
+    b = new(str(place), chunks=(5, 3))
+    with pytest.raises(ObjectChangedError, match="open it again"):
+        a[...] = 5
+    assert b[...].max() == 1
+
+
+def test_an_array_without_its_document_is_not_written_to(tmp_path):
+    a = new(str(tmp_path / "a"), chunks=(4, 3))
+    shutil.rmtree(tmp_path / "a" / "c")
+    (tmp_path / "a" / "zarr.json").unlink()
+    with pytest.raises(NotFoundError):
+        a[...] = 5
+    assert not [*(tmp_path / "a").iterdir()]
