@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpushard.concatenation import ConcatArray, concat
     from gpushard.converting.conversion import ConversionReport
     from gpushard.converting.convert import convert
+    from gpushard.creation import compact, create_array, repair
     from gpushard.errors import (
         ChecksumError,
         CorruptShardError,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from gpushard.selecting.expressions import hyperslab
     from gpushard.write_options import WriteOptions
     from gpushard.writing.container import append_index
-    from gpushard.writing.create import compact, create_array, repair
 
 __version__ = "0.1.0.dev0"
 
@@ -84,14 +84,14 @@ _HOMES = {
     "WindowMovedError": "errors",
     "WriteOptions": "write_options",
     "append_index": "writing.container",
-    "compact": "writing.create",
+    "compact": "creation",
     "concat": "concatenation",
     "convert": "converting.convert",
-    "create_array": "writing.create",
+    "create_array": "creation",
     "hyperslab": "selecting.expressions",
     "open_array": "array",
     "open_group": "group",
-    "repair": "writing.create",
+    "repair": "creation",
 }
 # What has public names of its own, reached as `gpushard.rolling.RollingArray`.
 _ROOMS = ("errors", "rolling", "transformer")

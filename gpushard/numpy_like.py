@@ -217,7 +217,7 @@ class NumpyLike(ABC):
         >>> u.chunksize
         (1, 3, 241, 480)
         """
-        from gpushard.integrations.dask import dask_array
+        from gpushard.dask_blocks import dask_array
 
         return dask_array(self, chunks)
 

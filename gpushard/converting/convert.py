@@ -11,12 +11,12 @@ from gpushard.converting.conversion import Conversion, ConversionReport
 from gpushard.converting.kept import TargetArguments
 from gpushard.converting.nodes import Nodes, nodes_at, nodes_of, refuse_overlap
 from gpushard.converting.progress import Progress
+from gpushard.creation import opened_or_made
 from gpushard.errors import naming
 from gpushard.group import Group
 from gpushard.hierarchies.documents import join
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.stores.resolve import resolve
-from gpushard.writing.create import opened_or_made
 
 if TYPE_CHECKING:
     from gpushard.stores.base import Store

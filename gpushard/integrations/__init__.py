@@ -1,1 +1,1 @@
-"""Doors for zarr, xarray and dask: each imports its package when it is used."""
+"""Doors for zarr and xarray: each imports its package when it is used."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from gpushard.arguments import flag, integer
 from gpushard.array import store_and_path
+from gpushard.creation import create_array
 from gpushard.errors import StoreError, WindowMovedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.moving.window import relative_key
@@ -18,7 +19,6 @@ from gpushard.rolling.steps import Steps
 from gpushard.selecting.expressions import basic
 from gpushard.source import Source
 from gpushard.stores.resolve import address, from_address
-from gpushard.writing.create import create_array
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device

@@ -14,12 +14,12 @@ from zarr.codecs import BloscCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 import gpushard
+from gpushard.creation import opened_or_made
 from gpushard.hierarchies import documents
 from gpushard.options import Options
 from gpushard.stores.resolve import resolve
 from gpushard.stores.writers import writer_of
 from gpushard.write_options import WriteOptions
-from gpushard.writing.create import opened_or_made
 from range_server import RangeServer
 
 PLAIN = {"shape": (8, 8), "dtype": "f4", "chunks": (2, 2), "shards": (4, 4)}

@@ -287,7 +287,7 @@ def test_results_of_a_device_give_metas_of_the_device(a, monkeypatch):
     from cuda_host.device import EmulatedDevice
     from cuda_host.launch import Kernels
     from cuda_host.standin import load_standin
-    from gpushard.integrations.dask import GraphArray
+    from gpushard.dask_blocks import GraphArray
 
     device = EmulatedDevice(Kernels(), load_standin())
     on_device = gpushard.open_array(a.source.store, device=device)
