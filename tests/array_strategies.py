@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import zarr
 from hypothesis import assume, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -170,6 +171,12 @@ BYTES_BYTES = st.one_of(
 )
 
 
+# Since zarr 3.2.
+_SCALED = [codec("scale_offset", offset=5, scale=10)] * hasattr(
+    zarr.codecs, "ScaleOffset"
+)
+
+
 def _filters(dtype: np.dtype[Any]) -> list[Json]:
     """Filters that take elements of `dtype`."""
     name = dtype.newbyteorder("<").str
@@ -180,6 +187,7 @@ def _filters(dtype: np.dtype[Any]) -> list[Json]:
     if dtype.kind == "f" and dtype.itemsize > 2:
         scaled = {"offset": 5, "scale": 10, "dtype": name, "astype": "<i4"}
         return [
+            *_SCALED,
             codec("numcodecs.bitround", keepbits=4),
             codec("numcodecs.fixedscaleoffset", **scaled),
             codec("numcodecs.quantize", digits=2, dtype=name),

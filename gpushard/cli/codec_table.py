@@ -25,6 +25,7 @@ _CHUNK_LENGTH = 64
 # Configurations that codecs need, and data types that they take; the defaults are none,
 # and int32.
 _CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "cast_value": {"data_type": "int16"},
     "transpose": {"order": [0]},
     "numcodecs.astype": {"encode_dtype": "<i2", "decode_dtype": "<i4"},
     "numcodecs.bitround": {"keepbits": 3},
@@ -38,6 +39,8 @@ _CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "numcodecs.quantize": {"digits": 2, "dtype": "<f8"},
 }
 _DATA_TYPES = {
+    "cast_value": ("float32", 0.0),
+    "scale_offset": ("float32", 0.0),
     "numcodecs.bitround": ("float32", 0.0),
     "numcodecs.fixedscaleoffset": ("float64", 0.0),
     "numcodecs.packbits": ("bool", False),

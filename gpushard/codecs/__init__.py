@@ -35,6 +35,8 @@ _ARRAY_CODECS = {
     "numcodecs.fixedscaleoffset": "numcodecs_filter:scale_offset_from_spec",
     "numcodecs.bitround": "numcodecs_filter:bitround_from_spec",
     "numcodecs.packbits": "numcodecs_filter:packbits_from_spec",
+    "cast_value": "packed_values:cast_from_spec",
+    "scale_offset": "packed_values:scale_from_spec",
 }
 _ANY_BYTES_CODEC = "zarr_codec:zarr_bytes_codec"
 _REGISTERED_CODEC = "registered:from_spec"

@@ -48,6 +48,8 @@ def _in_groups(names: Iterable[str]) -> list[str]:
 
 
 _KINDS = {
+    "cast_value": Kind.ARRAY_ARRAY,
+    "scale_offset": Kind.ARRAY_ARRAY,
     "transpose": Kind.ARRAY_ARRAY,
     **dict.fromkeys(sorted(FILTERS_OF_NUMCODECS), Kind.ARRAY_ARRAY),
     "numcodecs.packbits": Kind.ARRAY_ARRAY,
