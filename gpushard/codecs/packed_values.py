@@ -138,7 +138,7 @@ def _casts_alike(stored: np.dtype[Any], dtype: np.dtype[Any], rounding: str) -> 
     if stored.kind in "iu" and dtype.kind == "f":
         n_bits = 8 * stored.itemsize - (stored.kind == "i")
         is_exact = n_bits <= np.finfo(dtype).nmant + 1
-        # NumPy casts to float16 in two steps, each of which rounds.
+        # To float16 NumPy casts by way of float32, and may round twice.
         return is_exact or (rounding == _ROUNDINGS[0] and dtype.itemsize > 2)
     return np.can_cast(stored, dtype)
 
