@@ -216,7 +216,7 @@ def test_other_lists_have_no_runs(name, tmp_path):
         ({"_MANY_PER_ELEMENT": 1}, False),
         ({"_MOST_ROW_NBYTES": 3}, False),
         ({"_MOST_RUNS": 1}, False),
-        ({"_LITTLE_ADDED": 4}, False),
+        ({"most_added_nbytes": lambda _: 4}, False),
     ],
 )
 def test_runs_are_read_if_that_takes_less_time(bounds, is_read, tmp_path, monkeypatch):

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from gpushard.errors import LimitError
 from gpushard.fused.points import is_flat
 from gpushard.layout import GridAxis
-from gpushard.options import KIB
 from gpushard.placing.outputs import new_output
 from gpushard.planning.axes import LONG_CELLS
+from gpushard.reading.crossed import most_added_nbytes, takes_others
 from gpushard.reading.rounds import Reader
 from gpushard.selecting.listing import elements_changed
 from gpushard.selecting.numbering import Ints, distinct
@@ -36,11 +36,6 @@ _MOST_ROW_NBYTES = 16
 # The part of the memory limit that runs may take; and how many there may be, each of
 # which takes 2 KiB of columns.
 _RUNS_SHARE, _MOST_RUNS = 4, 1 << 10
-# Unwanted bytes between two plain elements that may be fetched, if the store does not
-# say that more of them cost less than a request.
-_LITTLE_ADDED = 64 * KIB
-# Kinds of data types that all numbers can be cast to.
-_NUMBERS = "biufc"
 
 
 class Run(NamedTuple):
@@ -93,12 +88,10 @@ def _may_have_runs(source: Source, listed: Listed, out: NDArray[Any]) -> bool:
     """Whether elements lie along one axis, and can be copied twice in little time."""
     if listed.around is None and not (source.layout.ndim == 1 and is_flat(out)):
         return False
-    dtype = source.layout.dtype
-    is_cast = out.dtype != dtype and out.dtype.kind not in _NUMBERS
-    # Elements that are not wanted might refuse to be cast, or have memory of their own.
-    if is_cast or out.dtype.hasobject or out.dtype.kind == "T":
+    if not takes_others(source, out.dtype):
         return False
-    row_nbytes = prod(_others(listed)) * max(dtype.itemsize, out.dtype.itemsize)
+    itemsize = max(source.layout.dtype.itemsize, out.dtype.itemsize)
+    row_nbytes = prod(_others(listed)) * itemsize
     return 0 < row_nbytes <= _MOST_ROW_NBYTES
 
 
@@ -118,8 +111,7 @@ def _touched(source: Source, listed: Listed) -> Touched | None:
     axis = source.layout.inner_axes[listed.axis]
     most_step = axis.extent
     if source.raw_strides is not None:
-        most_nbytes = max(source.store.costs.gap_nbytes, _LITTLE_ADDED)
-        most_step = most_nbytes // source.raw_strides[listed.axis]
+        most_step = most_added_nbytes(source) // source.raw_strides[listed.axis]
     first = last = -1
     cells: list[Ints] = []
     for number in range(listed.listing.n_blocks):

@@ -42,8 +42,8 @@ _MANY_AROUND = 40_000
 _AROUND_SHARE = 4
 # Grids up to this size are not cut: reading many parts takes longer than Python does.
 _LEAST_CUT_NBYTES = 1 << 20
-# Unwanted bytes of an inner chunk of plain elements that a grid may add, if the store
-# does not say that more of them cost less than a request.
+# Unwanted bytes between two plain elements that may be fetched, if the store does not
+# say that more of them cost less than a request.
 _LITTLE_ADDED = 64 * KIB
 # Kinds of data types that all numbers can be cast to.
 _NUMBERS = "biufc"
@@ -156,8 +156,7 @@ def with_grids(
     dtype
         Data type of the grid.
     """
-    is_cast = dtype != source.layout.dtype and dtype.kind not in _NUMBERS
-    if dtype.hasobject or is_cast:
+    if not takes_others(source, dtype):
         yield selection, None
         return
     waiting = [selection]
@@ -173,6 +172,20 @@ def with_grids(
                 continue
             around = None
         yield part, around
+
+
+def takes_others(source: Source, dtype: np.dtype[Any]) -> bool:
+    """Whether elements that nobody wants can be read, too, into memory of `dtype`.
+
+    Others might refuse to be cast, or have memory of their own.
+    """
+    is_cast = dtype != source.layout.dtype and dtype.kind not in _NUMBERS
+    return not (is_cast or dtype.hasobject)
+
+
+def most_added_nbytes(source: Source) -> int:
+    """Unwanted bytes between two plain elements that may be fetched."""
+    return max(source.store.costs.gap_nbytes, _LITTLE_ADDED)
 
 
 def _halves(source: Source, selection: Orthogonal) -> list[Orthogonal]:
@@ -241,8 +254,7 @@ def _slice_around(element: Ints, source: Source, axis: int) -> SliceAxis | None:
         # The slice reaches up to the borders that lie between two elements.
         between = gaps[cell_steps == 1]
         added = int((between - step).sum()) * source.raw_strides[axis]
-        most = max(source.store.costs.gap_nbytes, _LITTLE_ADDED)
-        if added > most * (len(between) + 1):
+        if added > most_added_nbytes(source) * (len(between) + 1):
             return None
     return around
 
