@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from gpushard.cli.codec_table import codec_table
 from gpushard.cli.gpu_software import conflicts, gpu_software, installed
 from gpushard.device_reading.host_rows import rates_here
 from gpushard.devices.find import find_device
-from gpushard.devices.placement import Rates
 from gpushard.devices.rates import kept_rates
 from gpushard.fused.code import kept_code, machine_code
 from gpushard.fused.code.loading import import_numba, ready_code
@@ -60,9 +59,12 @@ def diagnose(place: Path) -> dict[str, Any]:
         "gpu": gpu,
         "codecs": codec_table(gpu["nvcomp"]["version"]),
         # For a device that reads use: the rates that placement uses.
-        "rates": {}
-        if found.device is None
-        else _rate_facts(rates_here(found.device.rates)),
+        "rates": {
+            coding: asdict(rate)
+            for coding, rate in rates_here(found.device.rates).items()
+        }
+        if found.device is not None
+        else {},
         "rates are measured": found.device is not None
         and kept_rates(found.device.model) is not None,
     }
@@ -100,10 +102,6 @@ def _loops_folder() -> str | None:
         return None
     place = kept_code.kept_file()
     return place and str(place.parent)
-
-
-def _rate_facts(rates: Mapping[str, Rates]) -> dict[str, dict[str, float]]:
-    return {coding: asdict(rate) for coding, rate in rates.items()}
 
 
 def _advice(facts: dict[str, Any]) -> Iterator[str]:

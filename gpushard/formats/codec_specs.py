@@ -198,10 +198,6 @@ def _check_zstd(named: Named) -> None:
     _check_type(named, "checksum", bool)
 
 
-def _check_gzip(named: Named) -> None:
-    _check_type(named, "level", int)
-
-
 def _check_choice(named: Named, key: str, choices: tuple[str, ...]) -> None:
     value = named.configuration.get(key)
     if value is not None and value not in choices:
@@ -221,7 +217,7 @@ _CHECKS: Mapping[str, Callable[[Named], None]] = {
     "bytes": _check_bytes,
     "blosc": _check_blosc,
     "zstd": _check_zstd,
-    "gzip": _check_gzip,
+    "gzip": lambda named: _check_type(named, "level", int),
     "crc32c": lambda named: named.refuse_members_but(()),
     # These streams do not describe themselves, so no member may be ignored; some
     # writers repeat the id.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,8 @@ def find_group(store: Store, path: str) -> GroupDocument | None:
             raise array_instead(path)
         raise _absent(store, node.key("group"))
     with parsing(path):
-        attributes = _attributes(document or {})
+        given = (document or {}).get("attributes") or {}
+        attributes = as_object(given, "attributes", "attributes")
     return GroupDocument(path, attributes, GroupContents(children))
 
 
@@ -136,10 +137,6 @@ def _children(store: Store, node: _Node) -> dict[str, NodeType]:
             # An array beside a directory of the same name stays an array.
             children.setdefault(name.removesuffix(f".group{node.suffix}"), "group")
     return children
-
-
-def _attributes(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    return as_object(document.get("attributes") or {}, "attributes", "attributes")
 
 
 def _absent(store: Store, key: str) -> NotFoundError:

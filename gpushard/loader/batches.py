@@ -205,7 +205,7 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
         The library for such arrays is not installed.
     """
     if kind in ("numpy", "cupy"):
-        return _itself
+        return lambda array: array
     try:
         if kind == "torch":
             import torch  # pyright: ignore[reportMissingImports] - optional
@@ -246,10 +246,6 @@ def check_exports(export: Callable[[Any], Any], field: Field, kind: Kind) -> Non
             got=str(dtype),
             hint="run jax.config.update('jax_enable_x64', True), or pass dtype=",
         )
-
-
-def _itself(array: Any) -> Any:
-    return array
 
 
 def _tensor(torch: Any, array: Any) -> Any:

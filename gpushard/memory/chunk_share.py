@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from operator import attrgetter
 from typing import Protocol
 from weakref import WeakSet
 
@@ -101,15 +102,11 @@ class ChunkShare:
 
     def _takes(self, sharer: Sharer, nbytes: int) -> bool:
         """Whether there is room after the largest cache has given up half."""
-        largest = max(self._sharers, key=_held_nbytes, default=sharer)
+        largest = max(self._sharers, key=attrgetter("held_nbytes"), default=sharer)
         if 2 * (sharer.held_nbytes + nbytes) > largest.held_nbytes:
             return False
         largest.give_up_half()
         return self._fits(nbytes)
-
-
-def _held_nbytes(sharer: Sharer) -> int:
-    return sharer.held_nbytes
 
 
 SHARE = ChunkShare(_LIMIT_NBYTES)
