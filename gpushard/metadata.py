@@ -144,9 +144,7 @@ def load_group(
     return _group_of(store, path, document, use_consolidated)
 
 
-def load_node(
-    store: Store, path: str, options: Options = DEFAULT
-) -> ArrayLayout | GroupDocument:
+def load_node(store: Store, path: str, options: Options) -> ArrayLayout | GroupDocument:
     """Layout of the array at `path` of a store, or the group there.
 
     Raises

@@ -28,7 +28,7 @@ from gpushard.errors import NotFoundError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import load_array
 from gpushard.nearby import hinting
-from gpushard.options import DEFAULT, MIB, Options
+from gpushard.options import MIB, Options
 from gpushard.stores.base import Store
 from gpushard.stores.resolve import resolve
 
@@ -125,7 +125,7 @@ def read_target(
     *,
     verify: bool,
     progress: bool | None,
-    options: Options = DEFAULT,
+    options: Options,
 ) -> Result:
     """Result of reading ``URL[SELECTION]``.
 

@@ -75,7 +75,7 @@ def placements(
 
 
 def kernels_scatter(
-    source: Source, dtype: np.dtype[Any], affine: Affine | None = None
+    source: Source, dtype: np.dtype[Any], affine: Affine | None
 ) -> bool:
     """Whether kernels can write an array's elements into outputs of `dtype`."""
     chain, _ = choose_chain(source)

@@ -125,7 +125,7 @@ def keep_chunk(
     decoded: NDArray[Any],
     *,
     may_drop: bool,
-    version: bytes = b"",
+    version: bytes,
 ) -> None:
     """Keep a copy of a decoded inner chunk, if there is room.
 

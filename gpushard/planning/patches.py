@@ -46,9 +46,7 @@ class PatchPart(SortedChunks):
     out_first: Columns
 
     @classmethod
-    def lay(
-        cls, selection: Patches, layout: ArrayLayout, *, apart: bool = False
-    ) -> PatchPart:
+    def lay(cls, selection: Patches, layout: ArrayLayout, *, apart: bool) -> PatchPart:
         """Part of a plan, from patches and the layout of their array.
 
         `apart` tells that an inner chunk is wanted by each of its boxes for itself:

@@ -9,7 +9,7 @@ codecs around them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
@@ -264,14 +264,14 @@ def beyond_room(source: Source, coordinate: Coordinate) -> LimitError | None:
 _DONE = ("n_missing", "n_decoded", "n_refused", "n_memory")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _HeldTally(Tally):
     """Counts a read from fetched objects, whose requests do not reach the store.
 
     Bytes that such a read uses are subtracted from the gaps among the fetched bytes.
     """
 
-    of_store: Tally = field(default_factory=Tally)
+    of_store: Tally
 
     def add(self, **counts: int) -> None:
         nbytes = counts.pop("payload_nbytes", 0) - counts.pop("gap_nbytes", 0)

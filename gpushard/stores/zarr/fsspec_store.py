@@ -28,7 +28,7 @@ _EXTRAS = {
 
 
 def open_by_fsspec(
-    url: str, storage_options: Mapping[str, Any], others: Collection[str] = ()
+    url: str, storage_options: Mapping[str, Any], others: Collection[str]
 ) -> FsspecStore:
     """Zarr store of any URL that fsspec knows, read-only.
 
