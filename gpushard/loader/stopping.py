@@ -39,56 +39,48 @@ def stoppable(job: Job, stop: StopFlag) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class _StoppableReader:
-    """A reader of a whole job that stops between its tasks."""
+    """A `JobReader` that stops between its tasks."""
 
     reader: JobReader
     check: Callable[[], None]
 
     def tasks(self, n_workers: int) -> Iterator[Task]:
-        """See `JobReader`."""
         return _checked(self.reader.tasks(n_workers), self.check)
 
     @property
     def seen(self) -> set[str]:
-        """See `JobReader`."""
         return self.reader.seen
 
     def left_over(self) -> Iterator[Block]:
-        """See `JobReader`."""
         return self.reader.left_over()
 
 
 @dataclass(frozen=True, slots=True)
 class _StoppableSink:
-    """A sink that refuses further work once nobody waits for it."""
+    """A `Sink` that refuses further work once nobody waits for it."""
 
     sink: Sink
     stop: StopFlag
 
     @property
     def batch_nbytes(self) -> int | None:
-        """See `Sink`."""
         return self.sink.batch_nbytes
 
     @property
     def batch_cut(self) -> BatchCut | None:
-        """See `Sink`."""
         return self.sink.batch_cut
 
     def job_reader(self, job: Job) -> JobReader | None:
-        """See `Sink`."""
         reader = self.sink.job_reader(job)
         return None if reader is None else _StoppableReader(reader, self.check)
 
     def fetch(
         self, job: Job, requests: Sequence[ByteRequest], n_rows: int
     ) -> AbstractContextManager[Sequence[Any]]:
-        """See `Sink`."""
         self.check()
         return self.sink.fetch(job, requests, n_rows)
 
     def request_reader(self, job: Job, ranged: RangedBlock) -> RequestReader | None:
-        """See `Sink`."""
         self.check()
         reader = self.sink.request_reader(job, ranged)
         if reader is None:
@@ -101,20 +93,16 @@ class _StoppableSink:
 
     @property
     def place_kept(self) -> KeptPlacer | None:
-        """See `Sink`."""
         return self.sink.place_kept
 
     def fill(self, job: Job, block: ShardBlock, rows: Ints) -> None:
-        """See `Sink`."""
         self.sink.fill(job, block, rows)
 
     def place(self, job: Job, ranged: RangedBlock, fetched: Sequence[Answer]) -> None:
-        """See `Sink`."""
         self.check()
         self.sink.place(job, ranged, fetched)
 
     def finish(self) -> None:
-        """See `Sink`."""
         self.sink.finish()
 
     def check(self) -> None:
