@@ -56,7 +56,7 @@ def gpu_software(place: Path) -> dict[str, Any]:
 
 def _driver() -> dict[str, str | None]:
     """The newest CUDA of the driver, the driver in words, and the GPUs CuPy sees."""
-    newest, facts = driver_version(), cuda_facts()
+    newest, facts = _driver_version(), cuda_facts()
     if newest is None:
         return {"driver_version": None, "driver": "none: libcuda.so.1 is not there"}
     # Containers often have the driver's library without a GPU.
@@ -79,7 +79,7 @@ def conflicts(found: dict[str, dict[str, str]]) -> list[list[str]]:
     return several
 
 
-def driver_version() -> str | None:
+def _driver_version() -> str | None:
     """Newest CUDA that the driver runs, such as "13.1"; None without a driver."""
     number = ctypes.c_int()
     try:

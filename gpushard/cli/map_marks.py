@@ -107,14 +107,14 @@ def _object_pieces(shard: ShardMap) -> Iterator[tuple[int, int, str, float, str]
     n = max(1, len(chunks.state) - 1)
     for place, row in enumerate(use.order.tolist()):
         start, stop = int(chunks.start[row]), int(chunks.stop[row])
-        label = f"{chunk_label(shard, row)}, number {place + 1} in the object"
+        label = f"{_chunk_label(shard, row)}, number {place + 1} in the object"
         yield start, stop, "chunk", row / n, label
     indexes = zip(chunks.index_start.tolist(), chunks.index_stop.tolist(), strict=True)
     for start, stop in indexes:
         yield start, stop, "index", 0.0, f"index, {_range_text(start, stop)}"
 
 
-def chunk_label(shard: ShardMap, row: int) -> str:
+def _chunk_label(shard: ShardMap, row: int) -> str:
     """What is known of one stored inner chunk."""
     chunks = shard.chunks
     start, stop = int(chunks.start[row]), int(chunks.stop[row])
@@ -217,7 +217,7 @@ def _grid_panel(shard: ShardMap, layout: ArrayLayout) -> Panel:
 
 def _chunk_cell_label(shard: ShardMap, row: int, kind: str) -> str:
     if kind == "chunk":
-        return chunk_label(shard, row)
+        return _chunk_label(shard, row)
     coordinate = tuple(shard.chunks.coordinate[row].tolist())
     words = {
         "missing": "missing: reads as the fill value",

@@ -148,7 +148,7 @@ def open_map(url: str, shard: str | None, options: Options) -> MapReport:
             layout = load_array(store, path, options)
         source = Source.prepare(layout, store, options)
         coordinate = (
-            _first_stored(source) if shard is None else parsed_shard(layout, shard)
+            _first_stored(source) if shard is None else _parsed_shard(layout, shard)
         )
         mapped = map_shard(source, coordinate)
         if isinstance(mapped, Contents):
@@ -190,7 +190,7 @@ def _error_without_map(contents: Contents) -> Exception:
     )
 
 
-def parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
+def _parsed_shard(layout: ArrayLayout, text: str) -> tuple[int, ...]:
     """Coordinate of the shard that `text`, a key or a coordinate, names.
 
     Raises `OptionError` if it names none in the array's grid.

@@ -114,7 +114,7 @@ class _Step(NamedTuple):
 
     def _buffer(self, item: Any) -> Any:
         if self.takes_bytes:
-            data: Any = as_bytes(item)  # zarr's ArrayLike is narrower
+            data: Any = _as_bytes(item)  # zarr's ArrayLike is narrower
             return cpu.Buffer.from_array_like(data)
         # numcodecs assumes C order without looking at the layout, and so do the codecs
         # of zarr that call it.
@@ -254,7 +254,7 @@ def encode_bytes(specs: Sequence[CodecSpec], data: Bytes) -> Bytes:
         if found is None:
             raise AssertionError("an object of no bytes")  # bytes are always stored
         encoded = found
-    return as_bytes(encoded)
+    return _as_bytes(encoded)
 
 
 def _items(batch: Batch) -> list[NDArray[Any]]:
@@ -267,10 +267,10 @@ def _encoded(batch: Batch) -> EncodedArrays:
     """Columns of arrays that became bytes."""
     if isinstance(batch, EncodedArrays):
         return batch
-    return EncodedArrays.of([as_bytes(item) for item in _items(batch)])
+    return EncodedArrays.of([_as_bytes(item) for item in _items(batch)])
 
 
-def as_bytes(array: NDArray[Any]) -> Bytes:
+def _as_bytes(array: NDArray[Any]) -> Bytes:
     """The elements of an array one after the other, in C order."""
     flat: NDArray[Any] = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8)
@@ -298,10 +298,10 @@ def _to_bytes(
     def encode(batch: NDArray[Any] | Sequence[NDArray[Any]], _: int) -> EncodedArrays:
         dtype = stored.view_dtype
         if isinstance(batch, np.ndarray):
-            rows = as_bytes(np.ascontiguousarray(batch, dtype))
+            rows = _as_bytes(np.ascontiguousarray(batch, dtype))
             return EncodedArrays.of_rows(rows.reshape(len(batch), -1))
         return EncodedArrays.of(
-            [as_bytes(np.ascontiguousarray(a, dtype)) for a in batch]
+            [_as_bytes(np.ascontiguousarray(a, dtype)) for a in batch]
         )
 
     return encode

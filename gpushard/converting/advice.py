@@ -126,7 +126,7 @@ def advise(layout: ArrayLayout, threads: int, ratio: float | None = None) -> Adv
     return Advice(now, better, tuple(reasons))
 
 
-def stream_nbytes(coding: str, chunk_nbytes: int) -> int:
+def _stream_nbytes(coding: str, chunk_nbytes: int) -> int:
     """Decoded size of the largest stream of an inner chunk of `chunk_nbytes`."""
     if not coding.startswith("blosc-"):
         return chunk_nbytes
@@ -242,7 +242,7 @@ def _better_chunks(
                 " nothing waits for the largest"
             )
         return wanted
-    stream = stream_nbytes(coding, nbytes)
+    stream = _stream_nbytes(coding, nbytes)
     # In a small array, fewer streams only wait longer for the largest one.
     is_large = layout.nbytes >= READ_NBYTES
     if stream < _LEAST_STREAM_NBYTES and is_large:
@@ -302,7 +302,7 @@ def _plan(
     itemsize = layout.dtype.itemsize
     decoded = max(1, min(READ_NBYTES, layout.nbytes))
     chunk_nbytes = max(1, prod(chunks) * itemsize)
-    stream = stream_nbytes(coding, chunk_nbytes)
+    stream = _stream_nbytes(coding, chunk_nbytes)
     n_rows = -(-decoded // chunk_nbytes)
     encoded = decoded if coding == "raw" else int(decoded / given.ratio)
     workload = Workload(coding, n_rows, encoded, decoded, stream)

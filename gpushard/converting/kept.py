@@ -95,7 +95,7 @@ def target_blueprint(
 def _codecs(layout: ArrayLayout, asked: TargetArguments) -> dict[str, Any]:
     """Codec arguments: those that were given, or the source's own."""
     chain, dtype = layout.chain, layout.dtype
-    filters = [spec for spec in chain.array_array if is_exact(spec, dtype)]
+    filters = [spec for spec in chain.array_array if _is_exact(spec, dtype)]
     if len(filters) < len(chain.array_array):
         # Filters after one that rounds were chosen for rounded elements.
         filters = [spec for spec in filters if spec.name == "transpose"]
@@ -125,7 +125,7 @@ def _refuse_unwritable(specs: Sequence[CodecSpec]) -> None:
             )
 
 
-def is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:
+def _is_exact(spec: CodecSpec, dtype: np.dtype[Any]) -> bool:
     """Whether a filter returns the elements that it was given, bit for bit.
 
     Rounding is not repeated on rounded elements, because it may change them again.

@@ -54,7 +54,7 @@ def put_rows(
     held, at = encoded.payload.on_host(lane, encoded)
     n_lanes = lane.budget.n_lanes
     is_left = np.ones(len(encoded), np.bool_)
-    if stays_as_stored(chain, job.source):
+    if _stays_as_stored(chain, job.source):
         decoder = row_decoder(job.source, len(encoded))
         is_whole = encoded.nbytes == encoded.stored_nbytes
         if decoder is not None and is_whole.all():
@@ -103,7 +103,7 @@ def rates_here(rates: Mapping[str, Rates]) -> Mapping[str, Rates]:
 
 def decoding(chain: DeviceChain, source: Source, n_lanes: int) -> HostDecoding:
     """What decodes inner chunks in `put_rows`, for an estimate."""
-    if are_loaded() and stays_as_stored(chain, source):
+    if are_loaded() and _stays_as_stored(chain, source):
         threads, row_s = loops_threads(source, n_lanes), LOOPS_ROW_S
     else:
         threads, row_s = python_threads(source, n_lanes), HOST_ROW_S
@@ -111,7 +111,7 @@ def decoding(chain: DeviceChain, source: Source, n_lanes: int) -> HostDecoding:
     return HostDecoding(min(threads, n_cpus), n_cpus, row_s)
 
 
-def stays_as_stored(chain: DeviceChain, source: Source) -> bool:
+def _stays_as_stored(chain: DeviceChain, source: Source) -> bool:
     """Whether the loops decode inner chunks to what a device would decode them to."""
     fused = fused_chain(source)
     if fused is None or fused.strides != chain.strides:

@@ -70,7 +70,7 @@ class Query(NamedTuple):
 
 
 class PollLoop(Protocol):
-    """Compiled code that asks without the interpreter, as `polled` does."""
+    """Compiled code that asks without the interpreter, as `_polled` does."""
 
     def __call__(
         self,
@@ -92,7 +92,7 @@ def poll_by(loop: PollLoop) -> None:
     _loops[:] = [loop]
 
 
-def polled(query: Query, sleep_ns: int) -> int:
+def _polled(query: Query, sleep_ns: int) -> int:
     """Status once something is done, or `NOT_READY` after `N_SLEEPS` sleeps."""
     status = query.ask()
     for _ in range(N_SLEEPS):
@@ -229,7 +229,7 @@ class Waits:
         if query.function and _loops:
             in_context = self._calls.in_context
             return _loops[0](query.function, query.handle, sleep_ns, in_context)
-        return polled(query, sleep_ns)
+        return _polled(query, sleep_ns)
 
     def _check_limit(self, limit: _WaitLimit) -> None:
         """Raise if the time of a wait is over, or another thread gave the device up."""

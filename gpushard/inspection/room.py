@@ -42,7 +42,7 @@ def most_entries(source: Source) -> int:
     return max(share // entry_nbytes(source), _LEAST_ENTRIES)
 
 
-def outer_entries(source: Source) -> int:
+def _outer_entries(source: Source) -> int:
     """Entries of the outermost index of the largest shard."""
     return sum(source.index_entries[:1])
 
@@ -74,7 +74,7 @@ def refuse_more_than(most: int, n_entries: int, source: Source) -> None:
 
 def refuse_large_index(source: Source) -> None:
     """Refuse shards whose outermost index may not be held; raises `LimitError`."""
-    refuse_more_than(most_entries(source), outer_entries(source), source)
+    refuse_more_than(most_entries(source), _outer_entries(source), source)
 
 
 def _all_entries(source: Source) -> int:
@@ -106,7 +106,7 @@ def most_unverified(source: Source) -> int:
 
 def workers(source: Source) -> int:
     """Tasks in parallel, if each may belong to another object and hold its index."""
-    nbytes = outer_entries(source) * entry_nbytes(source)
+    nbytes = _outer_entries(source) * entry_nbytes(source)
     n = source.options.memory_limit // max(1, 8 * nbytes)
     if is_held(source) and not is_read_whole(source):
         each = _HELD_COPIES * source.largest_chunk_nbytes + source.work_nbytes

@@ -167,7 +167,7 @@ class DevicePlace:
 
     def read(self, field: Field, origins: Ints) -> tuple[list[Job], Finish]:
         """See `Place`."""
-        if not kernels_place(field):
+        if not _kernels_place(field):
             return self._read_by_host(field, origins)
         shape = (len(origins), *field.cut.sample_shape)
         whole_rows = _rows(field, origins) if field.lists_rows_on_device else None
@@ -256,7 +256,7 @@ class DevicePlace:
         blame(error, jobs, lambda job: stoppable(job, stop))
 
 
-def kernels_place(field: Field) -> bool:
+def _kernels_place(field: Field) -> bool:
     """Whether kernels can write an array's samples to their final places."""
     from gpushard.device_reading.choice import kernels_scatter
 

@@ -77,7 +77,7 @@ def standing_in(
         epoch, or something that decides the order of the samples differs.
     """
     standing = parsed_standing(state)
-    refuse_other(state, facts(standing.epoch))
+    _refuse_other(state, facts(standing.epoch))
     count_in(standing.step, "step", n_steps(standing.epoch), "no epoch is so long")
     return standing
 
@@ -154,7 +154,7 @@ def list_in(state: Mapping[str, Any], name: str, n: int) -> list[Any]:
     return entries
 
 
-def refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def _refuse_other(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Refuse a state of a loader whose samples come in another order than here.
 
     Raises

@@ -39,7 +39,7 @@ def shares_of(
             if listing is not None:
                 yield number, wanted._replace(listing=listing)
     else:
-        for number, around in shares_of_axes(wanted.around, axis, starts):
+        for number, around in _shares_of_axes(wanted.around, axis, starts):
             yield number, wanted._replace(around=around)
 
 
@@ -48,7 +48,7 @@ def shares_of_columns(
 ) -> Iterator[tuple[int, Selection]]:
     """As `shares_of`, of a selection that has all its elements in columns."""
     if isinstance(wanted, Orthogonal):
-        yield from shares_of_axes(wanted, axis, starts)
+        yield from _shares_of_axes(wanted, axis, starts)
         return
     # Of thousands of joined files, most reads need a few, and look at no others.
     for number in distinct(homes(wanted.coordinates[axis], starts)).tolist():
@@ -56,7 +56,7 @@ def shares_of_columns(
         yield number, _share_of_points(wanted, axis, begin, end)
 
 
-def shares_of_axes(
+def _shares_of_axes(
     wanted: Orthogonal, axis: int, starts: Ints
 ) -> Iterator[tuple[int, Orthogonal]]:
     """As `shares_of`, of an orthogonal selection."""

@@ -84,7 +84,7 @@ def key_value_store(target: Any) -> KeyValueStore:
     )
 
 
-def bytes_in_range(value: bytes, span: tuple[int, int | None]) -> bytes:
+def _bytes_in_range(value: bytes, span: tuple[int, int | None]) -> bytes:
     """Bytes of a range of `value`."""
     start, stop = range_bounds(len(value), span)
     return value[start:stop]
@@ -122,7 +122,7 @@ class MappingStore:
         """Bytes of each range; None if there is no such key."""
         found = [(key, self._values.get(key), span) for key, span in key_ranges]
         return [
-            None if value is None else bytes(bytes_in_range(_plain(value, key), span))
+            None if value is None else bytes(_bytes_in_range(_plain(value, key), span))
             for key, value, span in found
         ]
 

@@ -35,7 +35,7 @@ def can_be_cut(source: Source) -> bool:
 
 def n_columns_at_once(source: Source, listed: Listed) -> int:
     """Stored objects of which the least columns fit at the same time; at least one."""
-    least_nbytes = _LEAST_ELEMENTS * element_nbytes(listed)
+    least_nbytes = _LEAST_ELEMENTS * _element_nbytes(listed)
     return max(1, _room(source) // least_nbytes - 1)
 
 
@@ -55,12 +55,12 @@ def listed_cells(
     # Those of a group that is cut, and of the objects that were cut from those before.
     share = _room(source) // (n_at_once + 1)
     # Rounded up, so that as many elements as a power of two fit as many bytes.
-    most = max(-(-share // element_nbytes(listed)), _LEAST_ELEMENTS)
+    most = max(-(-share // _element_nbytes(listed)), _LEAST_ELEMENTS)
     parts = written_parts(listed, source.layout, most, n_kept=n_at_once)
     return parts.cells(source.layout.axes)
 
 
-def element_nbytes(listed: Listed) -> int:
+def _element_nbytes(listed: Listed) -> int:
     """Memory that each listed element takes while it is written."""
     return _ELEMENT_NBYTES + 16 * listed.listing.n_axes
 
@@ -74,7 +74,7 @@ def written_parts(
     """
     if layout.ndim == 1:
         listed = listed._replace(around=None)
-    room = Room(element_nbytes(listed), n_kept, _PASSES)
+    room = Room(_element_nbytes(listed), n_kept, _PASSES)
     groups = partial(groups_of, listed, layout, most, _grids(layout), room)
     return InPortions(
         groups,

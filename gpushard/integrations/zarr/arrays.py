@@ -82,7 +82,7 @@ class PipelineArray:
         if isinstance(layout, UnsupportedError):
             raise layout.with_traceback(None)
         keys = [_key_of(getter, self._store) for getter, *_ in batch]
-        path, _ = split_key(keys[0], layout.keys, layout.ndim)
+        path, _ = _split_key(keys[0], layout.keys, layout.ndim)
         source = prepared.sources.get(path)
         if source is None:
             store = _reader_of(self._store)
@@ -93,7 +93,7 @@ class PipelineArray:
         for key, (_, _, chunk_selection, out_selection, *_) in zip(
             keys, batch, strict=True
         ):
-            place, coordinate = split_key(key, layout.keys, layout.ndim)
+            place, coordinate = _split_key(key, layout.keys, layout.ndim)
             if place != path:
                 raise UnsupportedError("this read is of several arrays", got=place)
             entries.append(Entry(coordinate, chunk_selection, out_selection))
@@ -156,7 +156,7 @@ def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:
     )
 
 
-def split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
+def _split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:
     """Path of the array and coordinate of the chunk that a store's `key` is made of.
 
     Raises `UnsupportedError` if it is not the key of a chunk.

@@ -76,7 +76,7 @@ class HttpClient:
     """
 
     def __init__(self, url: str, settings: HttpSettings) -> None:
-        self._root = resource_of(url)
+        self._root = _resource_of(url)
         self._url = url
         self._settings = settings
         self._pool = connections_of(settings)
@@ -206,7 +206,7 @@ class HttpClient:
     def _redirected(self, resource: Resource, location: str, head: Head) -> Resource:
         """Where a redirect leads."""
         try:
-            target = resource_of(urljoin(resource.url, location), "latin-1")
+            target = _resource_of(urljoin(resource.url, location), "latin-1")
         except ValueError as error:
             why = "the server redirects to what is no web server"
             raise RefusalError(why, head.status) from error
@@ -215,7 +215,7 @@ class HttpClient:
         return target
 
 
-def resource_of(url: str, encoding: str = "utf-8") -> Resource:
+def _resource_of(url: str, encoding: str = "utf-8") -> Resource:
     """What a URL names; characters that may not stand in one are encoded.
 
     Raises

@@ -50,7 +50,7 @@ class ObjectState(NamedTuple):
     properties: Mapping[str, Any]
 
 
-async def object_state(store: ZarrAbstractStore, key: str) -> ObjectState | None:
+async def _object_state(store: ZarrAbstractStore, key: str) -> ObjectState | None:
     """What a store tells of an object now; None if it tells no size of it."""
     from zarr.storage import FsspecStore
 
@@ -109,7 +109,7 @@ class PiecedGets:
         self, request: ByteRequest, piece_nbytes: int
     ) -> Fetched | None:
         """Answer put together of pieces; None if it must come in one piece."""
-        before = await object_state(self._inner_store, request.key)
+        before = await _object_state(self._inner_store, request.key)
         if before is None:
             return None
         start, stop = request.within(before.nbytes)
@@ -120,7 +120,10 @@ class PiecedGets:
         n_behind = self._n_behind(request, nbytes)
         fetch = _PiecedFetch(self._objects, request.key, start, data, n_behind)
         is_sound = await fetch.fetch_all(piece_nbytes)
-        if not is_sound or await object_state(self._inner_store, request.key) != before:
+        if (
+            not is_sound
+            or await _object_state(self._inner_store, request.key) != before
+        ):
             return None
         return Fetched(data, before.nbytes if request.stop is None else None, None)
 

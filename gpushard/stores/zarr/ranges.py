@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 
-def byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
+def _byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
     """The request's range as zarr spells it; None for the whole object."""
     from zarr.abc.store import (
         OffsetByteRequest,
@@ -41,13 +41,13 @@ def byte_range_of(request: ByteRequest) -> ZarrByteRequest | None:
     return OffsetByteRequest(request.start) if request.start else None
 
 
-def byte_range_within(
+def _byte_range_within(
     request: ByteRequest, object_nbytes: int | None
 ) -> ZarrByteRequest | None:
     """The request's range in an object of that size; None if it has no known bytes."""
     from zarr.abc.store import RangeByteRequest
 
-    if object_nbytes is None or byte_range_of(request) is None:
+    if object_nbytes is None or _byte_range_of(request) is None:
         return None
     start, stop = request.within(object_nbytes)
     return RangeByteRequest(start, stop) if start < stop else None
@@ -102,7 +102,7 @@ class ZarrObjects:
         """Bytes that the store returns for ranges of one object, by position."""
         answers = self.store.get_ranges(
             requests[0].key,
-            [byte_range_of(request) for request in requests],
+            [_byte_range_of(request) for request in requests],
             prototype=self._prototype,
             max_concurrency=n_at_once,
             max_gap_bytes=costs.gap_nbytes,
@@ -207,11 +207,11 @@ class Gets:
 
     async def get(self, request: ByteRequest) -> Fetched | None:
         """Answer to one request; raises as `answer`."""
-        byte_range = byte_range_of(request)
+        byte_range = _byte_range_of(request)
         if self.asks_sizes and request.stop is None and byte_range is not None:
             object_nbytes = await self._objects.size_if_known(request.key)
             # Some stores give the size 0 to objects that do not exist.
-            byte_range = byte_range_within(request, object_nbytes) or byte_range
+            byte_range = _byte_range_within(request, object_nbytes) or byte_range
         try:
             data = await self._get(request, byte_range)
         except (KeyError, FileNotFoundError):
@@ -247,8 +247,8 @@ class Gets:
         object_nbytes = await self._objects.size_if_known(key)
         if object_nbytes is not None and not range(*request.within(object_nbytes)):
             return Fetched(np.empty(0, np.uint8), object_nbytes, None)
-        byte_range = byte_range_within(request, object_nbytes)
-        if byte_range in (None, byte_range_of(request)):
+        byte_range = _byte_range_within(request, object_nbytes)
+        if byte_range in (None, _byte_range_of(request)):
             raise self._objects.failure(key, error) from error
         try:
             data = await self._objects.get(key, byte_range)
@@ -257,7 +257,7 @@ class Gets:
         if data is None:
             raise self._objects.failure(key, error) from error
         # What it answered before, it only failed to answer for a moment.
-        self.asks_sizes |= type(byte_range_of(request)) not in self._answered_beyond
+        self.asks_sizes |= type(_byte_range_of(request)) not in self._answered_beyond
         return Fetched(self._objects.checked(request, data), object_nbytes, None)
 
 
