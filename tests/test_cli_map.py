@@ -26,8 +26,6 @@ from gpushard.cli.map_marks import colour
 from gpushard.stores.local.store import LocalStore
 from spec_shards import index_of, sharding
 
-CRC = {"name": "crc32c"}
-
 
 def gapped(path, n=4, gap=6, *, crc=True) -> None:
     """A shard of `n` one-byte inner chunks laid down backwards, with gaps between."""

@@ -39,7 +39,6 @@ ZSTD = codec("zstd", level=3, checksum=False)
 VALUES = (np.add.outer(np.arange(32) ** 2, np.arange(32) * 3) % 97 + 1).astype("i4")
 FILL = -5
 CHAINS = {"raw": [LITTLE], "zstd": [LITTLE, ZSTD], "crc32c": [LITTLE, CRC]}
-ALL = [(i, j) for i in range(4) for j in range(4)]
 IN_FIRST_SHARD = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 

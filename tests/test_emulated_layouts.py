@@ -141,15 +141,6 @@ def test_what_has_to_change_on_the_way_is_scattered(tmp_path, kept, dtype):
     assert_same_bits(results[0], values.astype(dtype))
 
 
-def damage(place, entry):
-    """Flip a byte within an inner chunk of the second shard."""
-    shard = place / "c/1/0"
-    data = bytearray(shard.read_bytes())
-    offset, nbytes = np.frombuffer(bytes(data[-84:-4]), "<u8").reshape(-1, 2)[entry]
-    data[int(offset) + int(nbytes) // 2] ^= 0x55
-    shard.write_bytes(bytes(data))
-
-
 @pytest.mark.parametrize("chain", ["zstd", "gzip", "blosc"])
 @pytest.mark.parametrize("max_rows", [1, 3, 99])
 def test_an_error_leaves_no_garbage_where_a_decoder_failed(tmp_path, chain, max_rows):

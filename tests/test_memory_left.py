@@ -31,11 +31,6 @@ from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding
 
 NOISE = np.random.default_rng(3).integers(0, 256, N, "u1")
-TEXT = {"data_type": "string", "fill_value": ""}
-BLOSC = {
-    "name": "numcodecs.blosc",
-    "configuration": {"cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0},
-}
 
 RAISE = r"raise options\.memory_limit"
 

@@ -24,7 +24,6 @@ PAIRS = [
     ("fixed_order", "end"),
 ]
 each_pair = pytest.mark.parametrize(("strategy", "location"), PAIRS)
-INDEX_NBYTES = 16 * 16 + 4
 
 
 def new(place, strategy, location, **changed) -> gpushard.Array:

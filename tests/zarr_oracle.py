@@ -68,11 +68,6 @@ class StoredArray:
         sizes = {key: len(data) for key, data in self.objects.items()}
         return f"StoredArray({json.dumps(self.document)}, {sizes})"
 
-    def zarr_array(self) -> Any:
-        """Return zarr-python's own reader."""
-        with quiet_zarr():
-            return zarr.open_array(held(self.objects), mode="r")
-
     def placed(self, kind: StoreKind, directory: Path) -> Any:
         """Put the objects into a store; returns what names it."""
         if kind == "memory":
