@@ -8,27 +8,11 @@ from typing import Protocol
 from weakref import WeakSet
 
 from gpushard.forks import after_fork
+from gpushard.memory.chunk_slots import Slots
 from gpushard.options import MIB
 
 # All arrays that a process reads with the default options.
 _LIMIT_NBYTES = 64 * MIB
-
-
-class SharedSlots(Protocol):
-    """Slots of a cache; they take memory as long as this object exists."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all slots."""
-        ...
-
-    def next_nbytes(self, n_most: int) -> int:
-        """Memory that `grow` would add."""
-        ...
-
-    def grow(self, n_most: int) -> bool:
-        """Add memory, up to `n_most` slots in all; False if there are so many."""
-        ...
 
 
 class Sharer(Protocol):
@@ -62,7 +46,7 @@ class ChunkShare:
         # Memory is summed when a cache grows, which is rare. A running count would have
         # to be corrected after interrupts, and where readers still hold what a cache
         # gave up.
-        self._all_slots: WeakSet[SharedSlots] = WeakSet()
+        self._all_slots: WeakSet[Slots] = WeakSet()
         self._sharers: WeakSet[Sharer] = WeakSet()
         self.renew_lock()
         after_fork(self.renew_lock)
@@ -72,7 +56,7 @@ class ChunkShare:
         """Memory of all caches."""
         return sum(slots.nbytes for slots in self._all_slots)
 
-    def grow(self, sharer: Sharer, slots: SharedSlots, n_most: int) -> bool:
+    def grow(self, sharer: Sharer, slots: Slots, n_most: int) -> bool:
         """Let the memory of a cache grow; False if it cannot, or cannot now.
 
         Raises
