@@ -10,7 +10,7 @@ import pytest
 import gpushard
 from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.writing import encode as encoding
-from gpushard.writing.crew import Crew
+from gpushard.writing.encoders import Crew
 
 
 def test_shards_that_are_encoded_side_by_side_divide_the_threads():

@@ -18,8 +18,7 @@ from gpushard.source import Source
 from gpushard.stores.local.file_bytes import Bytes, FileBytes, Pieces, join_pieces
 from gpushard.stores.local.spool import Pending, Spool, pieces_by_now
 from gpushard.writing.changes import Cell, Change, batches, changed_cells
-from gpushard.writing.crew import Crew
-from gpushard.writing.encoders import encoders_of
+from gpushard.writing.encoders import Crew, encoders_of
 from gpushard.writing.grown import Wholes, whole_or_cut
 from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
