@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from gpushard.options import KIB, MIB
 
+LINE_NBYTES = 64
+"""Size of a cache line."""
+
 # The C library serves smaller requests faster, from the gaps that it has.
 PAGED_NBYTES = 256 * KIB
 _PRIVATE = {}
@@ -36,6 +39,13 @@ def in_pages(nbytes: int) -> NDArray[np.uint8]:
     if nbytes < PAGED_NBYTES:
         return np.empty(nbytes, np.uint8)
     return np.frombuffer(mapped_pages(nbytes), np.uint8)
+
+
+def on_a_line(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that starts on a cache line: uint8, host, any content."""
+    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
+    first = -int(memory.__array_interface__["data"][0]) % LINE_NBYTES
+    return memory[first : first + nbytes]
 
 
 def in_huge_pages(nbytes: int) -> NDArray[np.uint8]:

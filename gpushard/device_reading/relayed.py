@@ -38,6 +38,7 @@ from gpushard.fused.system_calls import new_mutex, pread_address
 from gpushard.fused.words import LEFT, Relay
 from gpushard.machine import usable_cpu_count
 from gpushard.options import KIB, MIB
+from gpushard.pages import LINE_NBYTES
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
@@ -59,7 +60,6 @@ _N_BUFFERS = 2
 _N_SETS = 2
 # The sets of buffers take the place of one slot; the ring needs another.
 _LEAST_SLOTS = 2
-_CACHE_LINE = 64
 # The files of a batch are open at once, and so are those of others that wait for a
 # slot; the ring opens them in turn. They shall all fit beside those that are kept.
 _FILES_SHARE = 2
@@ -123,7 +123,7 @@ class RelayState(NamedTuple):
     @classmethod
     def at_start(cls, pieces: Pieces) -> RelayState:
         """State of pieces of which none was relayed yet."""
-        counter = np.zeros(2 * _CACHE_LINE // 8, np.int64)
+        counter = np.zeros(2 * LINE_NBYTES // 8, np.int64)
         return cls(np.full(len(pieces.cuts) - 1, LEFT), counter)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import ENTRY, FILE, SOURCE
 from gpushard.options import KIB, MIB
+from gpushard.pages import LINE_NBYTES
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.work_queue import Task
@@ -27,7 +28,6 @@ _CALL_NBYTES = 32 * MIB
 # Passing a share to another thread takes 0.1 ms, or 0.2 ms if other work has displaced
 # the thread's caches. A share takes at least this long.
 _SHARE_US = 400
-_CACHE_LINE = 64
 _NONE_LEFT = 1 << 62
 
 NO_SHARES = 0, 0, 0, 0
@@ -57,8 +57,8 @@ class Shares:
         self.is_placed = np.zeros(int(cuts[-1]), np.bool_)
         self._most = most
         # It has its own cache line, because all threads write to it.
-        memory = np.zeros(2 * _CACHE_LINE // 8, np.int64)
-        first = -address_of(memory) % _CACHE_LINE // 8
+        memory = np.zeros(2 * LINE_NBYTES // 8, np.int64)
+        first = -address_of(memory) % LINE_NBYTES // 8
         self._next = memory[first : first + 1]
 
     @classmethod

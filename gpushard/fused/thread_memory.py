@@ -12,13 +12,12 @@ from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import WORK_AXES, WORK_ROWS
 from gpushard.fused.libraries import Library
 from gpushard.options import KIB, MIB
-from gpushard.pages import in_pages
+from gpushard.pages import LINE_NBYTES, in_pages
 
 # A window of this size stays in a core's cache until its bytes are decoded.
 WINDOW_NBYTES = 256 * KIB
 # Larger memory is returned after each use.
 _KEPT_NBYTES = 4 * MIB
-_CACHE_LINE = 64
 
 
 class Buffer(NamedTuple):
@@ -85,9 +84,9 @@ class ThreadMemory(threading.local):
         kept = self._kept.get(use)
         if kept is not None and kept.nbytes >= nbytes:
             return kept
-        padded_nbytes = nbytes + 2 * _CACHE_LINE
+        padded_nbytes = nbytes + 2 * LINE_NBYTES
         memory = np.empty(padded_nbytes, np.uint8) if keeps else in_pages(padded_nbytes)
-        memory = memory[_CACHE_LINE - address_of(memory) % _CACHE_LINE :]
+        memory = memory[LINE_NBYTES - address_of(memory) % LINE_NBYTES :]
         buffer = Buffer(address_of(memory), memory)
         self.n_made += 1
         if nbytes <= (_KEPT_NBYTES if keeps else WINDOW_NBYTES):

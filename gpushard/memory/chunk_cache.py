@@ -16,8 +16,9 @@ import numpy as np
 from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.memory.chunk_share import ChunkShare
-from gpushard.memory.chunk_slots import LINE_NBYTES, Hold, Keys, Slots
+from gpushard.memory.chunk_slots import Hold, Keys, Slots
 from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE, Misses
+from gpushard.pages import LINE_NBYTES
 from gpushard.selecting.selection import Ints
 
 # Misses that a sparing cache remembers, for each inner chunk that there is room for. Of

@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.options import MIB
-from gpushard.pages import HUGE_NBYTES, in_huge_pages
+from gpushard.pages import HUGE_NBYTES, in_huge_pages, on_a_line
 from gpushard.selecting.selection import Ints
 
-# Slots begin on a cache line.
-LINE_NBYTES = 64
 # Slots are made in segments of this size: little memory stays unused, and if the system
 # has no more, the segments that exist remain.
 _SEGMENT_NBYTES = 4 * MIB
@@ -54,7 +52,7 @@ class Slots:
     def __init__(self, slot_nbytes: int, *, is_shared: bool = False) -> None:
         self._slot_nbytes = slot_nbytes
         # Shared memory has to return to the system when it is dropped.
-        self._allocate = in_huge_pages if is_shared else _allocated
+        self._allocate = in_huge_pages if is_shared else on_a_line
         segment_nbytes = _SHARED_SEGMENT_NBYTES if is_shared else _SEGMENT_NBYTES
         self._per_segment = max(1, segment_nbytes // slot_nbytes)
         self._segments: list[NDArray[np.uint8]] = []
@@ -208,9 +206,3 @@ class Hold:
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
         """Memory of the i-th slot: uint8, valid as long as this object exists."""
         return self.owner.bytes_of(int(self.slots[i]))
-
-
-def _allocated(nbytes: int) -> NDArray[np.uint8]:
-    memory = np.empty(nbytes + LINE_NBYTES, np.uint8)
-    first = -int(memory.__array_interface__["data"][0]) % LINE_NBYTES
-    return memory[first : first + nbytes]

@@ -14,12 +14,12 @@ from gpushard.errors import SelectionError
 from gpushard.formats.data_types import SMALL_FLOAT_NAMES, dtype_of_numbers
 from gpushard.memory.lent import lender
 from gpushard.options import MIB
+from gpushard.pages import on_a_line
 
 # An array of at least this size does not fit the cache of a core. It starts on a cache
 # line, which the memory of large arrays of NumPy never does, so that rows that fill
 # lines can be written past the cache.
 LARGE_NBYTES = 16 * MIB
-_LINE_NBYTES = 64
 # NumPy keeps shorter texts (up to 15 bytes) in the elements.
 _LONG_TEXT = 16 * " "
 
@@ -108,9 +108,8 @@ def new_output(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
             return _with_text_memory(made) if dtype.kind == "T" else made
         memory = lender.take(nbytes)
         if memory is None:
-            memory = np.empty(nbytes + _LINE_NBYTES, np.uint8)
-        first = -memory.__array_interface__["data"][0] % _LINE_NBYTES
-        return np.ndarray(shape, dtype, memory, first)
+            memory = on_a_line(nbytes)
+        return np.ndarray(shape, dtype, memory)
     except (ValueError, MemoryError) as error:
         raise SelectionError(
             "there is not enough memory for the result",
