@@ -22,6 +22,8 @@ from gpushard.chunk_keys import ChunkKeys
 
 MAX_LENGTH = 2**62
 """Largest extent or chunk length: one cell beyond it still fits an int64."""
+Coordinate = tuple[int, ...]
+"""Number of a cell along each axis: of a shard, or of an inner chunk."""
 
 # Grids of up to so many cells are walked by `itertools.product`, which holds its axes
 # in memory.

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.fetch import index_request, keep_index, known_index
 from gpushard.fetching.nested import NestedShard, fetch_nested_indexes
+from gpushard.layout import Coordinate
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, MISSING, ShardIndex
-from gpushard.planning.touched import Coordinate, TouchedChunk
+from gpushard.planning.touched import TouchedChunk
 from gpushard.report import Tally
 from gpushard.source import Source
 

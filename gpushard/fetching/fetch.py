@@ -17,6 +17,7 @@ from gpushard.damage import without_frames
 from gpushard.errors import CorruptShardError, GpushardError
 from gpushard.fetching.gone import deleted
 from gpushard.fetching.index_room import need_pages
+from gpushard.layout import Coordinate
 from gpushard.memory.known import KnownIndex
 from gpushard.memory.turns import turns
 from gpushard.pages import pages_if_any
@@ -25,8 +26,6 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched, lasts
-
-Coordinate = tuple[int, ...]
 
 _MEASURED_NBYTES = 1 << 24  # most to fetch only so that an error can tell a size
 RESTORE = "restore it from a copy or write it again"

@@ -13,11 +13,11 @@ from gpushard.damage import without_frames
 from gpushard.errors import CorruptShardError
 from gpushard.fetching.fetch import (
     RESTORE,
-    Coordinate,
     Extent,
     decode_index,
     fetch_payload,
 )
+from gpushard.layout import Coordinate
 from gpushard.memory.known import KnownIndex
 from gpushard.options import MIB
 from gpushard.pages import pages_if_any

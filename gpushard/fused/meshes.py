@@ -23,7 +23,7 @@ from gpushard.fused.columns import (
     N_CELLS,
     PER_SHARD,
 )
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, Coordinate
 from gpushard.planning.blocks import order_by, shards_of
 from gpushard.selecting.selection import (
     IndexAxis,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MOST_BOXES, MOST_SHARDS = 1024, 32
 _NO_ELEMENTS = np.empty((2, 0), np.int64)
 
-Coordinate = tuple[int, ...]
 AxisGrid = tuple[int, int, int, int]
 """Rows of an axis that its array determines: `columns.CELL` to `CHUNK_STRIDE`."""
 Grid = Sequence[AxisGrid]

@@ -16,6 +16,7 @@ from gpushard.fetching.nested import NestedShard, fetch_nested_indexes, index_ra
 from gpushard.inspection.columns import StoredChunks, cells_of
 from gpushard.inspection.findings import Finding, Kind
 from gpushard.inspection.room import INDEX_ENTRIES, is_read_whole, refuse_more_than
+from gpushard.layout import Coordinate
 from gpushard.memory.known import KnownIndex
 from gpushard.planning.index import CORRUPT, MISSING, PRESENT, ShardIndex
 from gpushard.reading.whole import (
@@ -29,8 +30,6 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
-
-Coordinate = tuple[int, ...]
 
 # Damaged entries of a shard that are reported one by one; the last report counts the
 # rest.

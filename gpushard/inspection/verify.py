@@ -11,7 +11,7 @@ from time import perf_counter
 
 from gpushard.errors import ObjectChangedError, StoreError, naming
 from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use
-from gpushard.inspection.contents import Contents, Coordinate, contents_of
+from gpushard.inspection.contents import Contents, contents_of
 from gpushard.inspection.findings import Check, Finding, FindingsSoFar, Verification
 from gpushard.inspection.payload import PayloadCheck, payload_tasks
 from gpushard.inspection.room import (
@@ -24,6 +24,7 @@ from gpushard.inspection.room import (
     refuse_large_index,
     workers,
 )
+from gpushard.layout import Coordinate
 from gpushard.listed import each_of, listed_coordinates
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB

@@ -15,9 +15,7 @@ from typing import Any, cast
 
 from gpushard.arguments import integer
 from gpushard.errors import OptionError, SelectionError
-from gpushard.layout import MAX_LENGTH, ArrayLayout, in_c_order
-
-Coordinate = tuple[int, ...]
+from gpushard.layout import MAX_LENGTH, ArrayLayout, Coordinate, in_c_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from gpushard.layout import ArrayLayout, GridAxis
+from gpushard.layout import ArrayLayout, Coordinate, GridAxis
 from gpushard.selecting.selection import IndexAxis, Points, Selection, SliceAxis
 
 # Index arrays and lists of points up to this length are processed in Python.
 _FEW_ELEMENTS = 64
 
-Coordinate = tuple[int, ...]
 
 _Along = tuple[int, slice | list[int], slice | list[int], int, Coordinate]
 """One touched cell of one axis: its coordinate, what of it is wanted, where that lands,

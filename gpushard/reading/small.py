@@ -19,6 +19,7 @@ from gpushard.errors import CorruptShardError, LimitError, ObjectChangedError
 from gpushard.fetching.entries import Known, Range, known_indexes, located, name_place
 from gpushard.fetching.fetch import fetch_objects, fetch_payload
 from gpushard.fetching.gone import deleted, forget, refuse_replaced
+from gpushard.layout import Coordinate
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.placing.keeping import (
@@ -30,7 +31,7 @@ from gpushard.placing.keeping import (
     kept_elements,
 )
 from gpushard.placing.place import completed
-from gpushard.planning.touched import Coordinate, TouchedChunk
+from gpushard.planning.touched import TouchedChunk
 from gpushard.reading.few import few_chunks
 from gpushard.selecting.selection import Points, Selection
 from gpushard.source import Source

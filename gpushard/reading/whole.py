@@ -21,6 +21,7 @@ from gpushard.damage import reported_afterwards
 from gpushard.errors import CorruptShardError, LimitError
 from gpushard.fetching.fetch import known_index
 from gpushard.fetching.job import Job, rows_of
+from gpushard.layout import Coordinate
 from gpushard.memory.chunk_room import usual_stored
 from gpushard.memory.freed import decode_in_turn
 from gpushard.memory.known import IndexCache
@@ -34,8 +35,6 @@ from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
 from gpushard.work_queue import Spawner, Task, Work
 from gpushard.workers import run_tasks
-
-Coordinate = tuple[int, ...]
 
 # A shard is fetched whole if its decoded elements take at most 7/8 of what may be
 # fetched: compressors and indexes add less than the remaining 1/8.

@@ -16,8 +16,9 @@ import numpy as np
 from gpushard.errors import StoreError, UnsupportedError
 from gpushard.formats.origins import moved_document, rolling_members, tags_of
 from gpushard.hierarchies.documents import V3_DOCUMENT, decode_document, join
+from gpushard.layout import Coordinate
 from gpushard.metadata import parse_document
-from gpushard.moving.window import Coordinate, Window
+from gpushard.moving.window import Window
 from gpushard.options import MAX_DOCUMENT_NBYTES
 from gpushard.rolling.view import source_over
 from gpushard.selecting.expressions import basic

@@ -17,6 +17,7 @@ import numpy as np
 from gpushard.errors import SelectionError
 from gpushard.layout import GridAxis
 from gpushard.selecting.index_arrays import (
+    Shape,
     along_axis,
     as_array,
     bounds_hint,
@@ -35,8 +36,6 @@ from gpushard.selecting.selection import (
     crossed,
     whole_axes,
 )
-
-Shape = tuple[int, ...]
 
 
 def basic(key: Any, shape: Shape) -> ParsedSelection:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import SelectionError
-from gpushard.selecting.numbering import stable_order
+from gpushard.selecting.numbering import Ints, stable_order
 
-Ints = NDArray[np.int64]
 Marks = NDArray[np.uint16]
 
 # Elements of the user's arrays that are taken at a time. The place of one in its block

@@ -14,8 +14,8 @@ from math import prod
 from typing import Literal, NamedTuple
 
 from gpushard.arguments import instance
+from gpushard.layout import Coordinate
 
-Coordinate = tuple[int, ...]
 # No array has a chunk of a longer number, and Python refuses to parse very long ones.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 

@@ -32,7 +32,6 @@ from gpushard.fused.files import (
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept_chunks import hold_chunks, key_in, short_weight
 from gpushard.fused.meshes import (
-    Coordinate,
     Mesh,
     ScatteredPoints,
     grid_of,
@@ -42,6 +41,7 @@ from gpushard.fused.placer import BoxPlacer, LinkedLoops
 from gpushard.fused.sharded import shard_row
 from gpushard.fused.shares import Shares, n_sharing
 from gpushard.fused.short.one_call import OneCall
+from gpushard.layout import Coordinate
 from gpushard.memory.known import KnownIndex
 from gpushard.placing.outputs import LARGE_NBYTES
 from gpushard.planning.index import PRESENT

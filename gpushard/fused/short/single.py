@@ -23,8 +23,9 @@ from gpushard.fetching.fetch import known_index
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
 from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
-from gpushard.fused.meshes import Coordinate, grid_of
+from gpushard.fused.meshes import grid_of
 from gpushard.fused.short.one_call import OneCall
+from gpushard.layout import Coordinate
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
