@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zarr
 
 import gpushard
 from cuda_host.device import EmulatedDevice
@@ -209,8 +210,13 @@ def test_ragged_samples_have_no_windows():
 def test_what_is_no_array_is_refused_with_what_to_do():
     with pytest.raises(OptionError, match="pass return_index=True"):
         Loader({"x": tokens(), "y": TOKENS})
-    with pytest.raises(OptionError, match=r"open it with gpushard\.open_array"):
+    with pytest.raises(
+        OptionError, match=r"got str; open it with gpushard\.open_array"
+    ):
         Loader("tokens.zarr")
+    other = zarr.zeros((3, 4))
+    with pytest.raises(OptionError, match=r"got zarr\.Array; open it with"):
+        Loader(other)
 
 
 @pytest.mark.parametrize("packed", [False, True])

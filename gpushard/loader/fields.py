@@ -325,9 +325,11 @@ def usable_source(array: Any, name: str, num_threads: int | None) -> LoaderArray
         The object is no array of gpushard, or it has no axis to take samples from.
     """
     if not isinstance(array, LoaderArray):
+        kind = type(array)  # zarr has an Array, too
+        module = kind.__module__.partition(".")[0].removeprefix("builtins")
         raise OptionError(
             f"the loader's {name} must be an array of gpushard",
-            got=type(array).__name__,
+            got=f"{module}.{kind.__name__}".removeprefix("."),
             hint=(
                 "pass return_index=True and index it with the sample numbers"
                 if isinstance(array, np.ndarray)
