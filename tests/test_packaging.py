@@ -13,23 +13,10 @@ from pathlib import Path
 import pytest
 from packaging.metadata import Metadata
 
-ROOT = Path(__file__).parents[1]
+from built_packages import LOOPS, ROOT, build, wheel_with_loops
+
 # What other tests may leave beside the files meanwhile; git ignores it, too.
 LEFT_BY_RUNS = {"__pycache__", ".hypothesis"}
-
-
-def build(target: str, directory: Path, *, with_loops: bool = False) -> Path:
-    """A wheel or sdist; to compile the loops takes most of the time.
-
-    They are compiled even if numba is told to leave other code as it is.
-    """
-    name = "NUMBA_DISABLE_JIT" if with_loops else "HATCH_BUILD_NO_HOOKS"
-    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d"]
-    subprocess.run(
-        [*command, str(directory)], cwd=ROOT, env=os.environ | {name: "1"}, check=True
-    )
-    (built,) = directory.iterdir()
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +82,10 @@ assert choice.are_loaded()
 )
 def test_wheel_reads_by_compiled_loops_without_a_compiler(tmp_path):
     pytest.importorskip("numba", reason="wheels are built with it")
-    (tmp_path / "wheel").mkdir()
-    wheel = build("wheel", tmp_path / "wheel", with_loops=True)
+    wheel = wheel_with_loops()
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert "gpushard/fused/code/loops.bin" in archive.namelist()
+        assert LOOPS in archive.namelist()
         archive.extractall(tmp_path / "installed")
     places = str(tmp_path / "installed"), str(tmp_path / "a")
     told = {"PYTHONPATH": places[0], "XDG_CACHE_HOME": str(tmp_path)}
@@ -150,7 +136,7 @@ def test_wheel_is_built_without_loops_where_no_compiler_is(tmp_path):
     )
     assert "without compiled loops: " in done.stderr + done.stdout
     (wheel,) = (tmp_path / "wheel").iterdir()
-    assert "gpushard/fused/code/loops.bin" not in files_in(wheel)
+    assert LOOPS not in files_in(wheel)
 
 
 def test_wheel_holds_the_licence(wheel):
