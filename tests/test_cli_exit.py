@@ -17,7 +17,6 @@ from cli_runs import (
     pipe_that_nobody_reads,
     run,
     sentence,
-    shell,
     write_sample,
     write_shards,
 )
@@ -57,15 +56,6 @@ def warm():
         yield started
 
 
-def ended_warm(warm, arguments, stdout):
-    """What stderr is told, and the exit status."""
-    reading, writing = os.pipe()
-    warm.start(list(arguments), stdout, writing, is_slow=False)
-    os.close(writing)
-    with open(reading) as told:
-        return told.read(), warm.status()
-
-
 # stdout that takes nothing
 
 
@@ -73,7 +63,7 @@ def ended_warm(warm, arguments, stdout):
 def test_a_full_disk_behind_stdout_exits_with_2(name, sample, tmp_path, warm):
     with open("/dev/full", "w") as full:
         given = words(name, sample / "u", tmp_path)
-        told, code = ended_warm(warm, given, full.fileno())
+        code, _, told = warm.ended(*given, stdout=full.fileno())
     (line,) = told.splitlines()
     assert code == 2
     assert line.startswith("gpushard: standard output cannot be written: No space left")
@@ -93,8 +83,8 @@ def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(
     name, sample, tmp_path, warm
 ):
     with pipe_that_nobody_reads() as pipe:
-        done = ended_warm(warm, words(name, sample / "u", tmp_path), pipe)
-    assert done == ("", 141)
+        done = warm.ended(*words(name, sample / "u", tmp_path), stdout=pipe)
+    assert done == (141, "", "")
 
 
 def test_a_pipe_that_nobody_reads_ends_help_in_silence():
@@ -102,23 +92,23 @@ def test_a_pipe_that_nobody_reads_ends_help_in_silence():
         assert ended("--help", stdout=pipe) == (141, None, "")
 
 
-def test_damage_is_told_where_stderr_takes_nothing(sample, tmp_path):
+def test_damage_is_told_where_stderr_takes_nothing(tmp_path, warm):
     array = damaged(tmp_path)
     with open("/dev/full", "w") as full:
-        assert ended("read", array, stderr=full)[0] == 1
+        assert warm.ended("read", array, stderr=full.fileno())[0] == 1
     with pipe_that_nobody_reads() as pipe:
-        assert ended("read", array, stderr=pipe)[0] == 1
+        assert warm.ended("read", array, stderr=pipe)[0] == 1
 
 
 @pytest.mark.parametrize("name", ["convert", "read", "verify"])
-def test_a_bar_that_stderr_does_not_take_ends_no_work(name, sample, tmp_path):
+def test_a_bar_that_stderr_does_not_take_ends_no_work(name, sample, tmp_path, warm):
     given = [*words(name, sample / "u", tmp_path), "--progress"]
     with open("/dev/full", "w") as full:
-        assert ended(*given, stderr=full)[0] == 0
+        assert warm.ended(*given, stderr=full.fileno())[0] == 0
     if name == "convert":
         given.append("--overwrite")
     with pipe_that_nobody_reads() as pipe:
-        assert ended(*given, stderr=pipe)[0] == 0
+        assert warm.ended(*given, stderr=pipe)[0] == 0
 
 
 @pytest.mark.parametrize("closed", [1, 2])
@@ -130,12 +120,14 @@ def test_a_closed_stream_is_one_that_keeps_nothing(closed, sample):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_characters_that_stdout_lacks_are_replaced(encoding, tmp_path, monkeypatch):
+def test_characters_that_stdout_lacks_are_replaced(encoding, tmp_path, warm):
     path = tmp_path / "温度.zarr"
     zarr.create_array(path, shape=(4,), dtype="i1", chunks=(2,), shards=(4,))[...] = 1
-    monkeypatch.setenv("PYTHONIOENCODING", encoding)
-    for command in ("map", "verify", "info"):
-        assert ended(command, path)[0] == 0
+    variables = {"PYTHONIOENCODING": encoding}
+    for command in ("map", "info", "verify"):
+        code, out, _ = warm.ended(command, path, variables=variables)
+        assert code == 0
+    assert r"\u6e29\u5ea6.zarr" in out
 
 
 # interrupts
@@ -291,10 +283,11 @@ def test_a_page_that_cannot_be_written_costs_no_verdict(sample, tmp_path):
     assert "Is a directory" in done.stderr
 
 
-def test_a_verdict_that_cannot_be_printed_costs_no_page(sample, tmp_path):
+def test_a_verdict_that_cannot_be_printed_costs_no_page(sample, tmp_path, warm):
     page = tmp_path / "report.html"
+    given = "verify", sample / "u", "--html", page
     with open("/dev/full", "w") as full:
-        assert ended("verify", sample / "u", "--html", page, stdout=full)[0] == 2
+        assert warm.ended(*given, stdout=full.fileno())[0] == 2
     assert "whole" in page.read_text()
 
 
@@ -329,30 +322,28 @@ def test_a_sample_that_does_not_fit_leaves_nothing(tmp_path, monkeypatch):
     assert list((tmp_path / "s").iterdir()) == []
 
 
-def test_colours_reach_terminals_only(sample, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b" not in ended("map", sample / "u")[1]
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b" in ended("map", sample / "u")[1]
-    monkeypatch.delenv("FORCE_COLOR")
-    assert "\x1b" in on_a_terminal("map", sample / "u")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[3" not in on_a_terminal("map", sample / "u")
+def test_colours_reach_terminals_only(sample, warm):
+    given, term = ("map", sample / "u"), {"TERM": "xterm-256color"}
+    assert "\x1b" not in warm.ended(*given, variables=term)[1]
+    forced = term | {"FORCE_COLOR": "1"}
+    assert "\x1b" in warm.ended(*given, variables=forced)[1]
+    assert "\x1b" in on_a_terminal(warm, *given, variables=term)
+    plain = term | {"NO_COLOR": "1"}
+    assert "\x1b[3" not in on_a_terminal(warm, *given, variables=plain)
 
 
 @pytest.mark.parametrize("command", ["info", "map", "verify"])
-def test_nothing_is_lost_on_a_terminal_without_columns(command, sample, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "0")
-    text = on_a_terminal(command, sample / "u")
+def test_nothing_is_lost_on_a_terminal_without_columns(command, sample, warm):
+    text = on_a_terminal(warm, command, sample / "u", variables={"COLUMNS": "0"})
     assert {"shards", "bytes", "inner"} & set(text.split())
 
 
-def on_a_terminal(*arguments) -> str:
+def on_a_terminal(warm, *arguments, variables) -> str:
     """What a command prints on a terminal, of 80 columns."""
     import pty
 
     master, slave = pty.openpty()
-    process = shell(*arguments, stdout=slave, stderr=slave, stdin=slave)
+    warm.start([str(a) for a in arguments], slave, slave, variables=variables)
     os.close(slave)
     text = b""
     try:
@@ -361,7 +352,7 @@ def on_a_terminal(*arguments) -> str:
     except OSError:  # so Linux tells of a closed terminal
         pass
     os.close(master)
-    assert process.wait() == 0
+    assert warm.status() == 0
     return text.decode()
 
 

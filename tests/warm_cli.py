@@ -16,10 +16,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Self
 
 _MOST_NBYTES = 1 << 16
+# What commands load when they run. Not every version of the libraries has all of it.
+_LOADED_LATER = (
+    *("zarr.codecs", "gpushard.codecs.blosc", "ml_dtypes", "typer._adapters"),
+    *("gpushard.stores.zarr.fsspec_store", "gpushard.integrations.zarr.pipeline"),
+    *("gpushard.converting.convert", "rich.emoji", "rich.progress", "rich.table"),
+)
 
 
 class WarmCli:
@@ -42,11 +50,44 @@ class WarmCli:
         self._asking.close()
         self._process.wait(timeout=30)
 
-    def start(self, words: list[str], out: int, err: int, *, is_slow: bool) -> int:
-        """Begin a command that writes to two file descriptors; returns its process."""
-        message = json.dumps([words, is_slow]).encode()
+    def start(
+        self,
+        words: list[str],
+        out: int,
+        err: int,
+        *,
+        is_slow: bool = False,
+        variables: Mapping[str, str] | None = None,
+    ) -> int:
+        """Begin a command that writes to two file descriptors; returns its process.
+
+        `variables` are added to its environment.
+        """
+        message = json.dumps([words, is_slow, dict(variables or {})]).encode()
         socket.send_fds(self._asking, [message], [out, err])
         return int(self._asking.recv(_MOST_NBYTES))
+
+    def ended(
+        self,
+        *words: object,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> tuple[int, str, str]:
+        """Exit status of a command, and what it printed where no stream is given."""
+        pipes = [os.pipe(), os.pipe()]
+        ends = [
+            writing if given is None else given
+            for given, (_, writing) in zip((stdout, stderr), pipes, strict=True)
+        ]
+        self.start([str(word) for word in words], *ends, variables=variables)
+        for _, writing in pipes:
+            os.close(writing)
+        printed: list[str] = []
+        for reading, _ in pipes:
+            with open(reading, encoding="utf-8") as stream:
+                printed.append(stream.read())
+        return self.status(), *printed
 
     def status(self) -> int:
         """Wait for the command that runs, and return its exit status."""
@@ -60,11 +101,17 @@ def _wait_for_a_minute(*_: object, **__: object) -> None:
     time.sleep(60)
 
 
-def _become(words: list[str], streams: list[int], *, is_slow: bool) -> None:
+def _become(
+    words: list[str], streams: list[int], variables: dict[str, str], *, is_slow: bool
+) -> None:
     """Turn this fork into a process that was started with `words`."""
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    os.environ.update(variables)
+    encoding = variables.get("PYTHONIOENCODING")
+    if encoding is not None:  # Python looks at it when it starts
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     # Ignored in processes that a shell has put into the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_slow:
@@ -78,8 +125,9 @@ def main() -> None:
     package = import_module("gpushard.cli")
     for found in pkgutil.iter_modules(package.__path__, "gpushard.cli."):
         import_module(found.name)
-    for name in ("zarr.codecs", "gpushard.codecs.blosc", "ml_dtypes"):
-        import_module(name)
+    for name in _LOADED_LATER:
+        with suppress(ImportError):
+            import_module(name)
     # A fork that ends need not look at what it has not made.
     gc.freeze()
     asked = socket.socket(fileno=int(sys.argv[1]))
@@ -96,8 +144,8 @@ def main() -> None:
         _, status = os.waitpid(pid, 0)
         asked.send(str(os.waitstatus_to_exitcode(status)).encode())
     asked.close()
-    words, is_slow = json.loads(message)
-    _become(words, streams, is_slow=is_slow)
+    words, is_slow, variables = json.loads(message)
+    _become(words, streams, variables, is_slow=is_slow)
     package.main()
 
 
