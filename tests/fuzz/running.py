@@ -51,10 +51,10 @@ def load_instrumented(name: str, within: str) -> tuple[ModuleType, Any]:
     import atheris
 
     with atheris.instrument_imports(include=[within], exclude=compiled_modules()):
-        package = import_module("gpushard")
-        for module in walk_packages(package.__path__, "gpushard."):
-            is_within = f"{module.name}.".startswith(f"{within}.")
-            if module.name.endswith("__main__") or not is_within:
+        top = import_module(within)
+        # Not from `gpushard` on: to walk past a package imports it.
+        for module in walk_packages(getattr(top, "__path__", ()), f"{within}."):
+            if module.name.endswith("__main__"):
                 continue
             try:
                 import_module(module.name)
