@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 
 import numpy as np
@@ -169,6 +171,16 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(gpushard, "convert", interrupted, raising=False)
     src = write_shards(tmp_path / "src")
     assert "repeat" in sentence(run("convert", src, tmp_path / "dst", code=130))
+
+
+def test_a_library_that_finds_too_many_files_open_is_no_defect(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(gpushard, "convert", refuse, raising=False)
+    src = write_shards(tmp_path / "src")
+    told = sentence(run("convert", src, tmp_path / "dst", code=2))
+    assert "too many files are open; raise the limit" in told
 
 
 def test_a_source_that_is_damaged_fails_with_its_own_status(tmp_path):

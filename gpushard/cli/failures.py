@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -103,6 +104,9 @@ def _sentence(error: Exception) -> str:
         return f"there is not enough memory{reason}."
     if isinstance(error, FileNotFoundError) and _is_here_gone():
         return "the working directory was deleted; change to a directory that exists."
+    # Of a library, such as zarr's event loop; stores tell of their own files.
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "too many files are open; raise the limit of open files (ulimit -n)."
     return (
         f"an unexpected {type(error).__name__}{reason.rstrip('.')}; this is a defect of"
         " gpushard, please report it with what --debug shows."
