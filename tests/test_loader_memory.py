@@ -13,7 +13,7 @@ from cuda_host.standin import load_standin
 from gpushard import HostMemoryError, Loader
 from gpushard.loader.device_memory import DeviceMemory
 from gpushard.loader.memory import Memory, _Loan, _Owner
-from loader_data import images, labels
+from loader_data import images, labels, stored
 
 BYTES = np.dtype("u1")
 KERNELS = Kernels()
@@ -105,3 +105,13 @@ def test_a_host_without_memory_is_an_error_that_names_the_array(
     (note,) = failed.value.__notes__
     assert note.endswith(f" of {name}")
     loader.close()
+
+
+@pytest.mark.parametrize("name", ["numbers", "text"])
+def test_a_window_longer_than_any_array_is_an_error_that_names_the_array(name):
+    text = np.array(["a", "b"], np.dtypes.StringDType())
+    array = images() if name == "numbers" else stored(text, (1,), fill="")
+    loader = Loader({name: array}, window=1 << 60, padding="fill")
+    with pytest.raises(HostMemoryError, match="has not enough memory") as failed:
+        next(iter(loader))
+    assert failed.value.__notes__[0].endswith(f" of {name}")

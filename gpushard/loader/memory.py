@@ -37,7 +37,7 @@ class Memory:
         """Array of undefined content."""
         nbytes = prod(shape) * dtype.itemsize
         if dtype.hasobject or dtype.kind == "T" or not nbytes:
-            return np.empty(shape, dtype)
+            return _empty(shape, dtype)
         block = self._block(nbytes)
         owner = _Owner(block)
         # The callback for a dropped owner must not run Python code: an interrupt that
@@ -60,7 +60,15 @@ class Memory:
                 return block
             if n_left <= self._n_kept:
                 self._back.append(loan)
-        return np.empty(nbytes, np.uint8)
+        return _empty((nbytes,), np.dtype(np.uint8))
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Array of undefined content; raises `MemoryError` if there is no room for it."""
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:  # more elements than any array can have
+        raise MemoryError(str(error)) from error
 
 
 class _Owner:
