@@ -150,6 +150,16 @@ def test_a_new_iteration_begins_all_loaders_again_also_those_not_drawn_yet(is_re
     assert told(begun) == first[1:]
 
 
+def test_an_epoch_that_would_hardly_end_has_no_length():
+    rare = {"few": 1e-12, "many": 1}
+    never = mix("restart", weights=rare)
+    with pytest.raises(OptionError, match="loader few of a mix is drawn too rarely"):
+        len(never)
+    assert next(iter(never))[1] == "many"
+    assert len(mix("first", weights=rare)) == len(many())  # the other one ends it
+    assert len(mix("all", weights=rare)) == len(few()) + len(many())
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [

@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 
 from gpushard.arguments import flag, items, whole_number
 from gpushard.errors import OptionError
-from gpushard.loader.arguments import finite_sums, one_of, weight_numbers
+from gpushard.loader.arguments import one_of
 from gpushard.loader.loader import Loader
+from gpushard.loader.mix_weights import (
+    parsed_weights,
+    refuse_endless,
+    weights_by_length,
+)
 from gpushard.loader.permutation import uniform
 from gpushard.loader.state import (
     Standing,
@@ -109,8 +114,8 @@ class Mix:
                 hint="make the loaders without epochs=",
             )
         if weights is None:
-            weights = _lengths(self._loaders, self._names)
-        self._weights = _parsed(weights, self._names)
+            weights = weights_by_length(self._loaders, self._names)
+        self._weights = parsed_weights(weights, self._names)
         self._seed = whole_number(seed, "seed", 0)
         self._stop: Stop = one_of(stop, "stop", ("first", "all", "restart"))
         self._return_source = flag(return_source, "return_source")
@@ -142,7 +147,13 @@ class Mix:
         self._rounds = [0] * len(self._loaders)
 
     def __len__(self) -> int:
-        """Number of batches in the current epoch."""
+        """Number of batches in the current epoch.
+
+        Raises
+        ------
+        OptionError
+            They would be more than some 10**9, by the weights.
+        """
         # Loaders may stand in another epoch: the last one, or one that they repeat.
         return self._n_steps(self._standing.epoch)
 
@@ -156,6 +167,7 @@ class Mix:
 
     def _ends(self, lengths: Sequence[int], epoch: int) -> list[int]:
         """Steps at which loaders are found at their end: the first one, or all."""
+        refuse_endless(lengths, self._weights, self._names, self._stop)
         n_wanted = 1 if self._stop == "first" else len(lengths)
         found: dict[int, int] = {}
         drawn, step = [0] * len(lengths), 0
@@ -352,37 +364,3 @@ class Mix:
         pairs = zip(self._names, shares, strict=True)
         what = ", ".join(f"{name}: {share:.0%}" for name, share in pairs)
         return f"<gpushard.Mix of {what}>"
-
-
-def _lengths(loaders: Sequence[Loader], names: Sequence[Any]) -> list[int]:
-    """Number of batches of each loader, which must be its weight."""
-    lengths = [len(loader) for loader in loaders]
-    if 0 in lengths:
-        raise OptionError(
-            f"loader {names[lengths.index(0)]} of a mix has no batches, so that its"
-            " number of batches cannot be its weight",
-            hint="leave out that loader, or pass weights=",
-        )
-    return lengths
-
-
-def _parsed(weights: Any, names: Sequence[Any]) -> NDArray[np.float64]:
-    """Weights, one for each loader, from a sequence or a mapping by name."""
-    if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise OptionError(
-                "weights= must name the loaders of the mix",
-                expected=", ".join(map(str, names)),
-                got=", ".join(map(str, weights)),
-            )
-        weights = [weights[name] for name in names]
-    values = weight_numbers(weights)
-    is_usable = values.shape == (len(names),) and np.isfinite(values).all()
-    if not (is_usable and (values > 0).all()):
-        raise OptionError(
-            "weights= must have one positive number for each loader",
-            expected=len(names),
-            got=values.tolist(),
-        )
-    finite_sums(values)
-    return values
