@@ -107,6 +107,7 @@ def test_a_host_without_memory_is_an_error_that_names_the_array(
     loader.close()
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 @pytest.mark.parametrize("name", ["numbers", "text"])
 def test_a_window_longer_than_any_array_is_an_error_that_names_the_array(name):
     text = np.array(["a", "b"], np.dtypes.StringDType())
