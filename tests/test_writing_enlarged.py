@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 import gpushard
 from gpushard.errors import NotFoundError, ObjectChangedError
@@ -131,3 +133,54 @@ def test_an_array_without_its_document_is_not_written_to(tmp_path):
     with pytest.raises(NotFoundError):
         a[...] = 5
     assert not [*(tmp_path / "a").iterdir()]
+
+
+@st.composite
+def histories(draw) -> tuple[dict[str, Any], tuple[int, ...], list[Any]]:
+    """How an array is made, its first shape, and what happens to it then.
+
+    That is lengths to add to each axis, or a write: how many enlargements ago the array
+    was opened that is written to, and fractions of its axes.
+    """
+    n_axes = draw(st.integers(1, 2))
+    inner = draw(st.tuples(*[st.integers(1, 4)] * n_axes))
+    how: dict[str, Any] = {"chunks": inner}
+    if draw(st.booleans()):
+        how["shards"] = tuple(n * draw(st.integers(1, 3)) for n in inner)
+    shape = draw(st.tuples(*[st.integers(1, 9)] * n_axes))
+    longer = st.tuples(*[st.integers(0, 6)] * n_axes)
+    fraction = st.sampled_from([0.0, 0.0, 0.4, 1.0, 1.0])
+    bounds = st.tuples(*[st.tuples(fraction, fraction)] * n_axes)
+    write = st.tuples(st.integers(0, 3), bounds, st.booleans())
+    return how, shape, draw(st.lists(st.one_of(longer.map(list), write), max_size=8))
+
+
+@given(histories())
+def test_writes_through_arrays_of_any_age_change_their_elements_alone(history):
+    how, shape, steps = history
+    store = zarr.storage.MemoryStore()
+    z = zarr.create_array(store, shape=shape, dtype="i4", fill_value=-1, **how)
+    opened = [gpushard.open_array(store, device="cpu")]
+    want = np.full(shape, -1, "i4")
+    for number, step in enumerate(steps):
+        if isinstance(step, list):
+            want = np.pad(want, [(0, n) for n in step], constant_values=number)
+            z.resize(want.shape)
+            z[...] = want
+            opened.append(gpushard.open_array(store, device="cpu"))
+            continue
+        age, bounds, is_listed = step
+        a = opened[max(-1 - age, -len(opened))]
+        ends = [
+            sorted(int(f * n) for f in both)
+            for both, n in zip(bounds, a.shape, strict=True)
+        ]
+        key = tuple(slice(*both) for both in ends)
+        if is_listed:
+            lists = [np.arange(*both) for both in ends]
+            a.oindex[tuple(lists)] = number
+        else:
+            a[key] = number
+        want[key] = number
+        assert np.array_equal(z[...], want)
+    assert np.array_equal(opened[-1][...], want)
