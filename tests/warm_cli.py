@@ -22,6 +22,8 @@ from importlib import import_module
 from typing import Self
 
 _MOST_NBYTES = 1 << 16
+# A command that hangs is ended: until it has closed its streams, `ended` reads them.
+_MOST_S = 120
 # What commands load when they run. Not every version of the libraries has all of it.
 _LOADED_LATER = (
     *("zarr.codecs", "gpushard.codecs.blosc", "ml_dtypes", "typer._adapters"),
@@ -34,7 +36,8 @@ class WarmCli:
     """Runs commands one after the other, each in a fork of a warm process."""
 
     def __enter__(self) -> Self:
-        self._asking, asked = socket.socketpair()
+        # A stream would join a number of a process to the status that follows it.
+        self._asking, asked = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with asked:
             paths = os.pathsep.join(filter(None, sys.path))
             self._process = subprocess.Popen(
@@ -43,7 +46,7 @@ class WarmCli:
                 env=os.environ | {"PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
             )
-        self._asking.settimeout(120)
+        self._asking.settimeout(_MOST_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,6 +108,7 @@ def _become(
     words: list[str], streams: list[int], variables: dict[str, str], *, is_slow: bool
 ) -> None:
     """Turn this fork into a process that was started with `words`."""
+    signal.alarm(_MOST_S)
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
         os.close(stream)
