@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard.errors import NotFoundError, ObjectChangedError
+from gpushard.stores.base import lasts
 from gpushard.writing import enlarged
 
 SHAPE, LARGER = (10, 7), (15, 13)
@@ -50,6 +53,7 @@ def looks(monkeypatch) -> list[str]:
         return load(store, path, options)
 
     monkeypatch.setattr(enlarged, "load_array", load_and_tell)
+    monkeypatch.setattr(enlarged, "lasts", lambda _: False)
     return found
 
 
@@ -108,6 +112,43 @@ def test_a_write_that_ends_within_the_array_reads_no_document(tmp_path, looks):
     a.oindex[[1, 9], [2]] = 5
     a.vindex[[2], [6]] = 5
     assert looks == [""] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_document_is_read_again_only_when_it_has_changed(
+    tmp_path, kind, looks, monkeypatch
+):
+    monkeypatch.setattr(enlarged, "lasts", lasts)
+    place = str(tmp_path / "a")
+    a = new(place, **KINDS[kind])
+    time.sleep(0.03)  # by then, another change gives the file another time
+    looks.clear()
+    for k in range(3):
+        a[:, 6] = k
+    assert looks == [""]
+    want = enlarge(place)
+    for k in range(3):
+        a[...] = k
+    assert looks == [""] * 4
+    want[: SHAPE[0], : SHAPE[1]] = 2
+    assert np.array_equal(zarr.open_array(place)[...], want)
+
+
+def test_arrays_of_the_draft_of_v3_are_looked_at_each_time(tmp_path, monkeypatch):
+    """Their documents lie elsewhere; that none lies here tells nothing."""
+    monkeypatch.setattr(enlarged, "lasts", lasts)
+    how = {"chunks": (4, 3), "shards": (8, 6), "format": "v3-draft-transformer"}
+    a = gpushard.create_array(tmp_path, "a", shape=SHAPE, dtype="i4", **how)
+    a[...] = 1
+    (document,) = (tmp_path / "meta").rglob("*array.json")
+    made = json.loads(document.read_text())
+    document.write_text(json.dumps(made | {"shape": LARGER}))
+    larger = gpushard.open_array(tmp_path, "a", device="cpu")
+    larger[...] = 7
+    a[...] = 5
+    want = np.full(LARGER, 7)
+    want[: SHAPE[0], : SHAPE[1]] = 5
+    assert np.array_equal(larger[...], want)
 
 
 def test_an_array_of_whole_shards_is_written_without_its_document(tmp_path, looks):

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import ge
+from typing import Any
 
 from gpushard.errors import ObjectChangedError
+from gpushard.hierarchies.documents import join
 from gpushard.layout import GridAxis
-from gpushard.metadata import load_array
+from gpushard.metadata import DOCUMENTS, load_array
 from gpushard.remade import MADE_ANEW, encoding
 from gpushard.selecting.numbering import Ints
 from gpushard.selecting.selection import (
@@ -26,13 +28,18 @@ from gpushard.selecting.selection import (
     n_elements,
 )
 from gpushard.source import Source
+from gpushard.stores.base import ByteRequest, lasts
+
+# Among a source's findings: the documents by which it was as large as is known.
+_SEEN = "documents of an array that is no larger"
 
 
 def source_by_now(source: Source, selection: ParsedSelection) -> Source:
     """The array in which to write to a selection: as large as it is by now.
 
-    Reads the array's document where the selection reaches an edge that does not end a
-    shard (a chunk, if not sharded); elsewhere a write replaces what it knows.
+    Looks at the array's document where the selection reaches an edge that does not end
+    a shard (a chunk, if not sharded), and reads it unless the store tells that it is
+    the one that was read last. Elsewhere a write replaces what it knows.
 
     Raises
     ------
@@ -44,6 +51,12 @@ def source_by_now(source: Source, selection: ParsedSelection) -> Source:
     layout = source.layout
     if not (n_elements(selection) and _reaches_open_edge(layout.axes, selection)):
         return source
+    documents = [join(layout.path, name) for name in DOCUMENTS]
+    looks = [source.store.current_version(key) for key in documents]
+    is_told = all(is_told for is_told, _ in looks)
+    if is_told and [version for _, version in looks] == source.findings.get(_SEEN):
+        return source
+    seen = _lasting_versions(source, documents) if is_told else None
     stored = load_array(source.store, layout.path, source.options)
     if encoding(stored) != encoding(layout):
         raise ObjectChangedError(
@@ -52,6 +65,7 @@ def source_by_now(source: Source, selection: ParsedSelection) -> Source:
             hint=MADE_ANEW,
         )
     if all(map(ge, layout.shape, stored.shape)):
+        source.findings[_SEEN] = seen
         return source
     axes = zip(layout.axes, stored.axes, strict=True)
     larger = tuple(max(pair, key=lambda axis: axis.extent) for pair in axes)
@@ -60,6 +74,16 @@ def source_by_now(source: Source, selection: ParsedSelection) -> Source:
     return replace(
         source, layout=replace(layout, axes=larger, shape=shape), chunks=None
     )
+
+
+def _lasting_versions(source: Source, keys: Sequence[str]) -> list[Any] | None:
+    """Versions of an array's documents, if they show every change from now on."""
+    answers = source.read([ByteRequest(key) for key in keys])
+    versions = [answer.version for answer in answers if answer is not None]
+    # Arrays of the draft of Zarr v3 have another document, and neither of these.
+    if not versions or not all(map(lasts, versions)):
+        return None
+    return [answer and answer.version for answer in answers]
 
 
 def _reaches_open_edge(axes: Sequence[GridAxis], selection: ParsedSelection) -> bool:
