@@ -11,6 +11,7 @@ import zarr
 from zarr.storage import MemoryStore, ZipStore
 
 import gpushard
+from gpushard.metadata import DOCUMENTS
 from gpushard.options import Options
 from gpushard.planning.index import MISSING
 from gpushard.stores.local.locked_file import LockedFile
@@ -192,7 +193,14 @@ def test_writing_whole_shards_reads_nothing(tmp_path, monkeypatch):
     def refuse(*args):
         raise AssertionError("a whole shard was read")
 
-    monkeypatch.setattr(LocalStore, "read", refuse)
+    read = LocalStore.read
+
+    def read_documents(store, requests):
+        if not {request.key for request in requests} <= {*DOCUMENTS}:
+            refuse()
+        return read(store, requests)
+
+    monkeypatch.setattr(LocalStore, "read", read_documents)
     monkeypatch.setattr(LockedFile, "opened", refuse)
     a[8:16] = 3
     a[16:, 16:] = 4  # as much of the last shard as lies within the array
