@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as hnp
 
 from array_strategies import codec
 from gpushard import codecs
-from gpushard.codecs import packed_values
+from gpushard.codecs import packed_values, zarr_objects
+from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecSpec
-from spec_shards import document, opened, shard_of, sharding
+from spec_shards import LITTLE, document, opened, shard_of, sharding
 from zarr_oracle import assert_same_bits
 
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -201,3 +202,13 @@ def test_packed_floats_are_read_without_zarrs_codecs():
     libraries = {placed.codec: placed.library for placed in a.explain().codecs}
     assert libraries["cast_value"] == libraries["scale_offset"]
     assert libraries["cast_value"].startswith("numpy")
+
+
+def test_what_an_old_zarr_cannot_decode_asks_for_a_newer_one(monkeypatch):
+    def unknown(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(zarr_objects, "get_codec_class", unknown)
+    chain = [codec("cast_value", data_type="int16", rounding="x"), LITTLE]
+    with pytest.raises(UnsupportedError, match=r"'cast_value'.*install a newer zarr"):
+        opened(document((6,), (6,), *chain, dtype="float32"))

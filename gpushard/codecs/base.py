@@ -215,6 +215,27 @@ class ArrayCodec(ABC):
         """Decoded array of `shape` and `dtype`; possibly a view of `encoded`."""
 
 
+@dataclass(frozen=True, slots=True)
+class ElementCodec(ArrayCodec):
+    """Array to array, each element to one of another data type.
+
+    Attributes
+    ----------
+    encoded_dtype
+        Data type of the encoded elements.
+    """
+
+    encoded_dtype: np.dtype[Any]
+
+    def encoded_spec(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Same shape, the data type of the encoded elements."""
+        return shape, self.encoded_dtype
+
+
 class ArrayPart(Protocol):
     """Array-to-array codecs and the array-to-bytes codec of a chain."""
 

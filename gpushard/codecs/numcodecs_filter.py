@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.base import (
     ArrayCodec,
+    ElementCodec,
     configuration_error,
     library_label,
     stream_error,
@@ -24,32 +25,23 @@ from gpushard.layout import CodecSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ElementFilter(ArrayCodec):
+class ElementFilter(ElementCodec):
     """Decoder of a filter that keeps the shape.
 
     Attributes
     ----------
-    encoded_dtype
-        Data type of the encoded elements.
+    decoder
+        numcodecs' object.
     computed_nbytes
         Temporary memory per element.
     """
 
     decoder: Any
-    encoded_dtype: np.dtype[Any]
     computed_nbytes: int
 
     def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
         """Memory of the result, and of temporary arrays."""
         return n_elements * (self.computed_nbytes + dtype.itemsize)
-
-    def encoded_spec(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
-    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Same shape, the configured data type."""
-        return shape, self.encoded_dtype
 
     def decode(
         self, encoded: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -180,4 +172,4 @@ def _element_filter(
     if decoder.dtype != dtype:  # an equivalent type, which takes one more cast
         computed += decoder.dtype.itemsize
     label = library_label("numcodecs")
-    return ElementFilter(spec.name, label, decoder, encoded_dtype, computed)
+    return ElementFilter(spec.name, label, encoded_dtype, decoder, computed)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.codecs.base import ArrayCodec, library_label
+from gpushard.codecs.base import ArrayCodec, ElementCodec, library_label
 from gpushard.layout import CodecSpec
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -59,27 +59,16 @@ class ScaleOffset(ArrayCodec):
 
 
 @dataclass(frozen=True, slots=True)
-class CastValue(ArrayCodec):
+class CastValue(ElementCodec):
     """`cast_value` where every stored number is cast to one that is as near as any.
 
     Attributes
     ----------
-    encoded_dtype
-        Data type of the stored numbers.
     replaced
         Stored integers that stand for another number than their own, mostly NaN.
     """
 
-    encoded_dtype: np.dtype[Any]
     replaced: Mapping[Any, Any]
-
-    def encoded_spec(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],  # noqa: ARG002 - the signature of `ArrayCodec`
-    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Same shape, the data type of the stored numbers."""
-        return shape, self.encoded_dtype
 
     def working_nbytes(self, n_elements: int, dtype: np.dtype[Any]) -> int:
         """Memory of the result, and of a mask."""

@@ -79,9 +79,9 @@ def codec_object(spec: CodecSpec) -> Any:
         codec_class = get_codec_class(spec.name)
     except Exception as error:
         raise UnsupportedError(
-            f"zarr knows no codec {spec.name!r}",
+            f"the installed zarr knows no codec {spec.name!r}",
             json_path=spec.json_path,
-            hint="install the package that provides it",
+            hint="install a newer zarr, or the package that provides the codec",
         ) from error
     document: Any = {"name": spec.name, "configuration": dict(spec.configuration)}
     # Some zarr releases warn that numcodecs' codecs are not in the specification; a
