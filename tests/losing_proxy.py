@@ -52,7 +52,7 @@ class LosingProxy:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]  narrowed
+    server: _Server  # narrowed
 
     def _pass_on(self) -> None:
         settings = self.server.settings

@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     # One packet an answer: else Nagle's algorithm adds 40 ms to each.
     wbufsize = -1
     disable_nagle_algorithm = True
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]  narrowed
+    server: _Server  # narrowed
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

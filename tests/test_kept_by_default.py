@@ -269,7 +269,7 @@ def test_fifty_arrays_stay_under_the_bound_of_the_process(tmp_path, monkeypatch)
     assert share.held_nbytes == limit
     assert sum(n_kept(a) > 0 for a in arrays) >= 5
     arrays.clear()
-    del a  # pyright: ignore[reportPossiblyUnboundVariable]
+    del a
     assert share.held_nbytes == 0
 
 

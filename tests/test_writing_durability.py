@@ -188,4 +188,4 @@ def test_writes_to_rolling_arrays_are_durable_whatever_is_asked_for(tmp_path, ca
 
 def test_only_a_truth_value_says_whether_writes_are_durable():
     with pytest.raises(gpushard.OptionError, match="durable"):
-        WriteOptions(durable="no")  # pyright: ignore[reportArgumentType]
+        WriteOptions(durable="no")

@@ -45,7 +45,7 @@ class ConvolutionalNet:
     """A net of four convolutions on the current CUDA device, computed in bfloat16."""
 
     def __init__(self, n_classes: int) -> None:
-        import torch  # pyright: ignore[reportMissingImports] - optional
+        import torch  # optional
 
         torch.backends.cudnn.benchmark = True
         torch.manual_seed(0)

@@ -203,7 +203,7 @@ def wait_shares(found: Steps, ceiling: Steps) -> dict[str, float]:
 @contextmanager
 def _urgent() -> Iterator[None]:
     """Steps go before what a loader has queued on the device."""
-    import torch  # pyright: ignore[reportMissingImports] - optional
+    import torch  # optional
 
     stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())

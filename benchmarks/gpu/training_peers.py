@@ -59,7 +59,7 @@ class Blocks:
         self._readers: tuple[Reader, NDArray[np.uint8]] | None = None
 
     def __getitem__(self, blocks: list[int]) -> tuple[Any, Any]:
-        import torch  # pyright: ignore[reportMissingImports] - optional
+        import torch  # optional
 
         if self._readers is None:
             opened, labels = PEERS[self._peer], PEERS[self._peer](self._stored.labels)
@@ -89,7 +89,7 @@ class Order:
 
 def open_data(peer: str, stored: Stored, sizes: Sizes, n_workers: int) -> Any:
     """A `DataLoader` of batches in memory of the host."""
-    from torch.utils.data import (  # pyright: ignore[reportMissingImports] - optional
+    from torch.utils.data import (  # optional
         DataLoader,
     )
 

@@ -101,7 +101,7 @@ def _loops_folder() -> str | None:
     if _are_shipped() or not installed(_COMPILER):
         return None
     place = kept_code.kept_file()
-    return place and str(place.parent)
+    return None if place is None else str(place.parent)
 
 
 def _advice(facts: dict[str, Any]) -> Iterator[str]:

@@ -65,7 +65,11 @@ def workloads(
 
 def _leading(shape: Sequence[int], n_rows: int) -> TimedReads:
     about = "everything" if n_rows == shape[0] else f"the first {n_rows} rows"
-    return TimedReads("full", about, lambda _: [(slice(0, n_rows),)])
+
+    def everything(_: int) -> list[Key]:
+        return [(slice(0, n_rows),)]
+
+    return TimedReads("full", about, everything)
 
 
 def _single(shape: Sequence[int]) -> TimedReads:

@@ -95,7 +95,7 @@ class _ZstdContexts(threading.local):
     def __init__(self, level: int, *, has_checksum: bool) -> None:
         self._one = zstandard.ZstdCompressor(level, write_checksum=has_checksum)
         # Threads of C, which do not wait for each other to get from one to the next.
-        self._many = getattr(self._one, "multi_compress_to_buffer", None)
+        self._many: Any = getattr(self._one, "multi_compress_to_buffer", None)
 
     def compress(self, batch: EncodedArrays, n_threads: int) -> EncodedArrays:
         """Frames, each with its size."""
@@ -104,7 +104,7 @@ class _ZstdContexts(threading.local):
         n_worth = int(batch.nbytes.sum()) // LARGE_NBYTES
         segments, most = _segments(batch), min(n_threads, n_worth)
         try:
-            found: Any = self._many(segments, threads=most)
+            found = self._many(segments, threads=most)
         except zstandard.ZstdError:
             # The system may give no threads. What else is wrong shows again.
             found = self._many(segments, threads=1)

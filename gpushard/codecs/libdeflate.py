@@ -101,9 +101,9 @@ def gzip_compressor(
     if lib is None or not isinstance(level, int) or level not in _LEVELS:
         return None
     # libdeflate can be built to decode only.
-    compress = getattr(lib, "libdeflate_gzip_compress", None)
-    if compress is None:
+    if not hasattr(lib, "libdeflate_gzip_compress"):
         return None
+    compress = lib.libdeflate_gzip_compress
     compress.restype = ctypes.c_size_t
     compress.argtypes = (
         *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),

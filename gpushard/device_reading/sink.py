@@ -32,7 +32,7 @@ from gpushard.devices.scattering.targets import Targets, place_targets
 from gpushard.devices.spares import Spares
 from gpushard.devices.waiting import poll_by
 from gpushard.errors import DeviceMemoryError
-from gpushard.fetching.job import Answer, Job
+from gpushard.fetching.job import Answer, Job, KeptPlacer
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.fused.choice import loaded_loops
 from gpushard.fused.system_calls import usleep_address
@@ -66,7 +66,7 @@ class DeviceSink:
         Events that must be done before anything writes to the targets.
     """
 
-    place_kept = None
+    place_kept: KeptPlacer | None = None
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class CudaDevice:
 
     def __init__(self, ordinal: int = 0) -> None:
         try:
-            import cupy  # pyright: ignore[reportMissingImports]  only where a GPU is
+            import cupy  # only where a GPU is
         except ImportError as error:
             raise UnsupportedError(
                 f"CuPy cannot be imported ({error})",

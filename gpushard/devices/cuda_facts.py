@@ -12,7 +12,7 @@ def cuda_facts() -> dict[str, str]:
     if find_spec("cupy") is None:
         return {}
     try:
-        import cupy  # pyright: ignore[reportMissingImports]  only where a GPU is
+        import cupy  # only where a GPU is
 
         runtime: Any = cupy.cuda.runtime
         return {

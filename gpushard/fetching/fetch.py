@@ -223,7 +223,7 @@ def _measured(source: Source, key: str) -> int | None:
     """
     with turns.measuring:
         (whole,) = source.read([ByteRequest(key, max_nbytes=_MEASURED_NBYTES)])
-    return whole and (whole.object_nbytes or len(whole.data))
+    return None if whole is None else whole.object_nbytes or len(whole.data)
 
 
 def _exactly(

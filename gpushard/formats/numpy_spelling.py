@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,7 @@ def _byte_orders(dtype: np.dtype[Any]) -> Iterator[Literal["little", "big"]]:
         yield from _byte_orders(dtype.subdtype[0])
     elif dtype.fields is not None:
         for field in dtype.fields.values():
-            yield from _byte_orders(cast("np.dtype[Any]", field[0]))
+            yield from _byte_orders(field[0])
     elif (order := order_of(dtype)) is not None:
         yield order
 

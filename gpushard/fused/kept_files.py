@@ -26,6 +26,7 @@ from gpushard.fused.kept_chunks import keeps_any
 from gpushard.fused.placer import Bools
 from gpushard.fused.words import VERSION_CHANGED, VERSION_NBYTES, Opener
 from gpushard.memory.chunk_cache import ChunkCache
+from gpushard.memory.chunk_slots import Hold
 from gpushard.placing.keeping import fits_cache
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -100,20 +101,21 @@ class NewFiles:
         self._boxes = boxes
         # A version counts if it had settled when the first file was opened.
         self._began_ns = time_ns()
-        self._versions: NDArray[np.int64] | None = None
+        self._claimed: tuple[Hold, NDArray[np.int64]] | None = None
         wanted = cache.keys_to_keep(boxes[:, ENTRY], weight)
         if wanted is None:
             return
-        self._hold = cache.claim(wanted, may_drop=may_drop)
-        if self._hold.taken:
-            boxes[:, KEEP] = self._hold.addresses
-            self._versions = np.zeros((len(boxes), _VERSION_WORDS), np.int64)
+        hold = cache.claim(wanted, may_drop=may_drop)
+        if hold.taken:
+            boxes[:, KEEP] = hold.addresses
+            self._claimed = hold, np.zeros((len(boxes), _VERSION_WORDS), np.int64)
 
     def told(self, opener: Opener) -> Opener:
         """The opener of the boxes, with room for the versions of their files."""
-        if self._versions is None:
+        if self._claimed is None:
             return opener
-        return opener._replace(versions=address_of(self._versions))
+        _, found = self._claimed
+        return opener._replace(versions=address_of(found))
 
     def keep(self, is_placed: Bools, missing: Bools) -> None:
         """Keep what was decoded.
@@ -125,16 +127,17 @@ class NewFiles:
         """
         if missing.any():
             self._cache.note_absent(self._boxes[missing, ENTRY])
-        if self._versions is None:
+        if self._claimed is None:
             return
+        hold, found = self._claimed
         at = np.flatnonzero(is_placed & (self._boxes[:, KEEP] != 0)).tolist()
-        changed_ns = self._versions[:, VERSION_CHANGED].tolist()
+        changed_ns = found[:, VERSION_CHANGED].tolist()
         versions = {
-            i: self._versions[i].tobytes()
+            i: found[i].tobytes()
             for i in at
             if is_settled(changed_ns[i], self._began_ns)
         }
-        self._cache.keep(self._hold, versions, versions)
+        self._cache.keep(hold, versions, versions)
 
 
 def kept_files(source: Source, boxes: Ints, weight: int | None) -> KeptFiles | None:

@@ -208,10 +208,10 @@ def exporter(kind: Kind) -> Callable[[Any], Any]:
         return lambda array: array
     try:
         if kind == "torch":
-            import torch  # pyright: ignore[reportMissingImports] - optional
+            import torch  # optional
 
             return partial(_tensor, torch)
-        import jax.dlpack  # pyright: ignore[reportMissingImports] - optional
+        import jax.dlpack  # optional
 
         return jax.dlpack.from_dlpack
     except ImportError as error:
@@ -261,6 +261,6 @@ def consumer_stream(kind: Kind, device: Device) -> Callable[[], Stream]:
     """Function that returns the stream that the caller uses for `kind` now."""
     if kind != "torch":
         return device.current_stream
-    import torch  # pyright: ignore[reportMissingImports] - optional
+    import torch  # optional
 
     return lambda: int(torch.cuda.current_stream(device.label).cuda_stream)

@@ -215,7 +215,7 @@ class Field:
             return self.array.arrays
         return (self.array,)
 
-    def naming(self) -> naming:
+    def naming_errors(self) -> naming:
         """Add the array to errors of a block, the first one of several."""
         first = self.members[0]
         return naming(first.source.store, first.path)

@@ -232,7 +232,8 @@ class Reader:
         planned = PlannedLoad(start, samples)
         with self._failing_later(planned):
             for array_field in self.fields:
-                with array_field.naming():  # the memory of the result may be lacking
+                # The memory of the result may be lacking.
+                with array_field.naming_errors():
                     jobs, done = self.place.read(array_field, origins)
                 planned.jobs += jobs
                 planned.finishers.append(done)
@@ -298,7 +299,7 @@ class Reader:
             finish(read.jobs)
             arrays: list[SampleRows] = []
             for array_field, done in zip(self.fields, read.finishers, strict=True):
-                with array_field.naming():
+                with array_field.naming_errors():
                     arrays.append(done())
             return arrays
 

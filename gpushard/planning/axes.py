@@ -17,7 +17,13 @@ import numpy as np
 from gpushard.layout import GridAxis
 from gpushard.planning.blocks import index_coordinates
 from gpushard.planning.stepped import SteppedCells
-from gpushard.selecting.projection import Projection, Takings, project, takings_of
+from gpushard.selecting.projection import (
+    Members,
+    Projection,
+    Takings,
+    project,
+    takings_of,
+)
 from gpushard.selecting.selection import AxisSelection, Ints, SliceAxis
 
 # Slices of up to so many elements are cached with their columns, 20 KiB at the most.
@@ -36,7 +42,7 @@ class LongSlice:
     """
 
     __slots__ = ("_axis", "_cells", "_first", "_is_each", "_selection", "n_cells")
-    members = None
+    members: Members | None = None
 
     def __init__(self, selection: SliceAxis, axis: GridAxis) -> None:
         step = selection.step

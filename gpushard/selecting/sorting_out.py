@@ -60,7 +60,7 @@ class SortedOut:
     """
 
     n_marks = 1  # the place in the block
-    sum_of_places = None
+    sum_of_places: int | None = None
 
     def __init__(
         self, listing: Listing, numbers: Ints, marks: Marks, starts: Ints, counts: Ints

@@ -163,7 +163,7 @@ def _object_store(
     limits = _limits(patience_s, settings)
     config = {_FSSPEC_NAMES.get(name, name): value for name, value in settings.items()}
     try:
-        return from_url(url, **limits, **config)
+        return from_url(url, **limits, **config)  # type: ignore[no-matching-overload]
     except (BaseError, ValueError, TypeError) as error:
         raise StoreError(
             f"cannot open {without_credentials(url)}: {first_line_of(error)}",
@@ -193,7 +193,7 @@ def _parts(url: str) -> SplitResult:
 def _limits(patience_s: float, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Settings of obstore's client and of its retries; `settings` may change them."""
     read_limit, repeats = f"{patience_s / 3:g}s", usual_repeats(patience_s)
-    client_options = {
+    client_options: dict[str, Any] = {
         **_CLIENT_OPTIONS,
         "connect_timeout": read_limit,
         "read_timeout": read_limit,

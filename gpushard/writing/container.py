@@ -49,7 +49,7 @@ def append_index(
     StoreError
         The file cannot be written to.
     """
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, (str, os.PathLike)):
         raise OptionError("path is none", expected="a str or Path", got=repr(path))
     entries = _entries(offsets, nbytes)
     try:

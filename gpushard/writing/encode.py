@@ -224,9 +224,9 @@ class Encoder:
         if found is None:
             return None
         entries, parts = found
-        index: Pending = self.index_bytes(region, entries)
-        if spool is not None and region.level:
-            index = spool.hold(index)
+        encoded = self.index_bytes(region, entries)
+        is_held = spool is not None and region.level
+        index: Pending = spool.hold(encoded) if is_held else encoded
         return [index, *parts] if region.has_index_at_start else [*parts, index]
 
     def _pieces(

@@ -138,7 +138,7 @@ class DirectFetch(DeviceFetch):
     def begin(self, job: Job, requests: Sequence[ByteRequest]) -> Reading | None:
         """Has kvikio read; None for small ranges, and for what it cannot open."""
         opened = open_direct(self._files, job.source, requests)
-        return opened and partial(self._read, job, requests, opened)
+        return None if opened is None else partial(self._read, job, requests, opened)
 
     def _read(
         self,

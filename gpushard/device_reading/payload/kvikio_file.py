@@ -222,8 +222,8 @@ def _failure() -> str:
 def _import() -> Any:
     try:
         # Importing kvikio does not import its submodules.
-        import kvikio.cufile_driver  # pyright: ignore[reportMissingImports]  an extra
-        import kvikio.defaults  # pyright: ignore[reportMissingImports]  so too
+        import kvikio.cufile_driver  # an extra
+        import kvikio.defaults  # so too
     except ModuleNotFoundError as error:
         raise UnsupportedError("kvikio is not installed") from error
     except (ImportError, OSError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 

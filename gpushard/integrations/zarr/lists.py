@@ -61,7 +61,7 @@ class ChunkLists:
     """
 
     n_marks = 0  # zarr lists chunk by chunk, so elements need no sorting
-    sum_of_places = None
+    sum_of_places: int | None = None
 
     def __init__(self, taken: Sequence[Taken]) -> None:
         self._taken = taken

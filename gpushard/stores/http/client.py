@@ -278,4 +278,6 @@ def _retry_after_s(header: str) -> float | None:
     if header.isdecimal():
         return float(header)
     date = date_of(header[:_MOST_DATE])
-    return date and max(0.0, (date - datetime.now(UTC)).total_seconds())
+    if date is None:
+        return None
+    return max(0.0, (date - datetime.now(UTC)).total_seconds())

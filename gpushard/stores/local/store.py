@@ -352,9 +352,10 @@ class LocalStore:
     def _reopen(self, key: str, version: Hashable) -> FileHandle:
         """Handle of `version`, if no cached handle has that version."""
         handle = self._open(key)
-        if handle is None or handle.version != version:
-            raise self._changed(key, version, handle and handle.version)
-        return handle
+        if handle is not None and handle.version == version:
+            return handle
+        found = None if handle is None else handle.version
+        raise self._changed(key, version, found)
 
     def _open(self, key: str) -> FileHandle | None:
         """Open the file at `key` and keep the handle; None if there is no file."""

@@ -115,4 +115,4 @@ class OneAtATime(AsyncFileSystemWrapper):
             return await asyncio.to_thread(cat_file, *where, **options)
 
         # The wrapper's own methods are attributes of the instance, too.
-        self._cat_file = read
+        self._cat_file: Any = read

@@ -58,7 +58,8 @@ async def _object_state(store: ZarrAbstractStore, key: str) -> ObjectState | Non
         if not isinstance(store, FsspecStore) or type(store).get is not FsspecStore.get:
             return ObjectState(told_size(await store.getsize(key)), {})
         root = store.path.rstrip("/")
-        info = dict(await store.fs._info(f"{root}/{key}" if root else key))  # noqa: SLF001
+        path = f"{root}/{key}" if root else key
+        info: dict[str, Any] = dict(await store.fs._info(path))  # noqa: SLF001
         for name in _OF_READERS:
             info.pop(name, None)
         return ObjectState(told_size(int(info["size"])), info)
