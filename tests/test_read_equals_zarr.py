@@ -7,6 +7,7 @@ below say; of most, several selections of each kind are read.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ KINDS = st.sampled_from(["memory", "memory", "local", "remote", "zip"])
 # In CI 222 of our own arrays, and 37 of zarr's.
 MORE = settings(max_examples=settings.default.max_examples * 37 // 10)
 FEWER = settings(max_examples=max(1, settings.default.max_examples * 5 // 8))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _zarr_reads_by_default() -> Iterator[None]:
+    """What zarr gives is read by another of its pipelines than what wrote it."""
+    pipeline = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,8 @@ except ImportError:
     RectilinearChunkGridMetadata = None
 
 HAS_RECTILINEAR = RectilinearChunkGridMetadata is not None
-# What writes needs no task of an event loop for each chunk, where zarr can do without.
-_WRITING = (
+# A chunk needs no task of an event loop for itself, where zarr can do without.
+WITHOUT_TASKS = (
     {
         "codec_pipeline.path": "zarr.core.codec_pipeline.FusedCodecPipeline",
         "codec_pipeline.max_workers": 1,
@@ -94,11 +94,10 @@ def write(document: Json, regions: list[tuple[Any, NDArray[Any]]]) -> StoredArra
     text = json.dumps(document).encode()
     objects["zarr.json"] = default_buffer_prototype().buffer.from_bytes(text)
     with quiet_zarr():
-        with zarr.config.set(_WRITING):
+        with zarr.config.set(WITHOUT_TASKS):
             array = zarr.open_array(MemoryStore(objects), mode="r+")
             for region, values in regions:
                 array[region] = values
-        # By the pipeline that zarr takes by default.
         array = zarr.open_array(MemoryStore(objects), mode="r")
         # A string without axes comes out as Python's.
         full = np.asarray(array[...], array.dtype)
