@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
@@ -102,7 +102,6 @@ def ascending_lists(draw, extent):
 
 
 @pytest.mark.parametrize("loops", [False, True])
-@settings(max_examples=40)
 @given(
     index=ascending_lists(90),
     is_point=st.booleans(),
@@ -122,7 +121,6 @@ def test_runs_of_a_row_give_what_numpy_gives(
 
 
 @pytest.mark.parametrize("loops", [False, True])
-@settings(max_examples=40)
 @given(
     index=ascending_lists(23),
     first=slices(4) | st.integers(0, 3) | st.just([3, 0, 3]),

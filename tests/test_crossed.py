@@ -79,7 +79,7 @@ def test_so_are_those_that_do_not_become_points(place, small_read_chunks, key):
 
 
 @pytest.mark.parametrize("memory_limit", [2**28, 600], ids=["whole", "in parts"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(key=crossed_keys())
 def test_so_are_those_that_are_picked_from_a_grid(place, memory_limit, key):
     a = opened(place, small_read_chunks=0, memory_limit=memory_limit)

@@ -123,9 +123,9 @@ def keys_of_elements(draw, shape):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [keys_of_axes, keys_of_elements])
-# Each of two kinds of keys with three times the profile's examples.
+# Each of two kinds of keys with six times the profile's examples.
 @settings(
-    max_examples=3 * settings.default.max_examples,
+    max_examples=6 * settings.default.max_examples,
     suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow],
 )
 @given(data=st.data(), seed=st.integers(0, 9))

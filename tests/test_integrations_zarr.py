@@ -60,7 +60,7 @@ def a(ours):
 
 @pytest.mark.parametrize("kind", ["basic", "orthogonal", "points"])
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_every_selection_gives_what_zarrs_own_pipeline_gives(kind, data):
     a = stored()
     if kind == "basic":

@@ -105,7 +105,7 @@ def got(objects, pipeline, index, is_near=False, config=None, **more):
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_ranges_are_joined_as_zarrs_own_pipeline_joins_them(
     objects, chunks, gap_nbytes, most_nbytes, for_array, is_near
 ):
