@@ -102,9 +102,11 @@ def encoded(data: bytes, cname: str, itemsize: int, shuffle: int, **how) -> byte
 @pytest.mark.parametrize("itemsize", range(1, 21))
 def test_frames_of_every_item_size_are_decoded_as_by_cblosc(decode, cname, itemsize):
     n_refused = n = 0
-    for shuffle, kind, blocksize, n_items in itertools.product(
-        (0, 1, 2), ("steps", "noise", "zeros"), (0, 1024), (1, 8, 64, 130, 1000, 8000)
-    ):
+    cases = itertools.product(
+        (0, 1, 2), ("steps", "noise", "zeros"), (0, 1024), (1, 8, 64, 130, 1000)
+    )
+    many = itertools.product((0, 1, 2), ("steps",), (0, 1024), (8000,))
+    for shuffle, kind, blocksize, n_items in (*cases, *many):
         data = elements(kind, n_items * itemsize)
         for more in (b"", b"\7" * (itemsize // 2)):
             frame = encoded(data + more, cname, itemsize, shuffle, blocksize=blocksize)
@@ -118,7 +120,8 @@ def test_frames_of_every_item_size_are_decoded_as_by_cblosc(decode, cname, items
 @pytest.mark.parametrize("cname", COMPRESSORS)
 @pytest.mark.parametrize("clevel", range(10))
 def test_frames_of_every_level_are_decoded(decode, cname, clevel):
-    for itemsize, shuffle in itertools.product((1, 2, 4, 8, 16), (0, 1, 2)):
+    for k, itemsize in enumerate((1, 2, 4, 8, 16)):
+        shuffle = (k + clevel) % 3
         data = elements("steps", MOST)
         frame = encoded(data, cname, itemsize, shuffle, clevel=clevel)
         assert decode(frame, len(data)) == data
@@ -288,7 +291,7 @@ def test_damaged_frames_are_decoded_as_on_the_plain_way_or_refused(
 ):
     rng = np.random.default_rng([shuffle, len(cname)])
     found: Counter[str] = Counter()
-    for i in range(1500):
+    for i in range(600):
         itemsize = int(rng.choice([1, 2, 4, 8]))
         data = elements("steps", int(rng.integers(1, 40)) * 64 * itemsize)
         frame = bytearray(encoded(data, cname, itemsize, shuffle, blocksize=1024))
@@ -300,7 +303,7 @@ def test_damaged_frames_are_decoded_as_on_the_plain_way_or_refused(
         if got is not None:
             plain = BloscCodec("blosc", "").decode(bytes(frame), len(data), exact=True)
             assert got == bytes(plain)
-    assert min(found.values()) > 100
+    assert min(found.values()) > 40
 
 
 @pytest.mark.parametrize("name", ["zlib"])
