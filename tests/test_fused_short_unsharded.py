@@ -64,8 +64,7 @@ def reads(monkeypatch):
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("dtype", ["i4", "i1", "f8"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "threads"), [("i4", 1), ("i1", 1), ("f8", 3)])
 def test_every_file_is_read_and_what_is_missing_is_filled(
     tmp_path, reads, monkeypatch, chain, dtype, threads
 ):

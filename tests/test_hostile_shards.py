@@ -54,7 +54,8 @@ def test_a_hostile_inner_chunk_is_an_error_that_names_its_shard(way, tmp_path):
     surprises = []
     for k, hostile in enumerate(ROWS):
         a = opened(place_of(hostile, tmp_path / f"{k}"), way)
-        for key in (np.s_[:N], PART, ...):
+        # With the others beside it, every third one.
+        for key in (np.s_[:N], PART, ...)[: 2 + (k % 3 == 0)]:
             came = outcome(a, key)
             if not hostile.may_give(came, key):
                 surprises.append((hostile.row, key, came))
