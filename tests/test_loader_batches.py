@@ -40,8 +40,13 @@ def test_the_consumer_of_a_device_never_waits_for_it(device, order, monkeypatch)
     assert threading.get_ident() not in waiting
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 8, 40, 103])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "batch_size"),
+    [
+        *((order, size) for order in ORDERS for size in (8, 40)),
+        *((order, size) for order in ("global", "rows") for size in (1, 7, 103)),
+    ],
+)
 def test_loads_of_any_size_give_the_same_batches(order, batch_size, monkeypatch):
     arrays = {"images": images(), "labels": labels()}
     options = {"batch_size": batch_size, "return_index": True, **ORDERS[order]}

@@ -68,9 +68,12 @@ def assert_no_thread_is_left():
     assert not threads()
 
 
-@pytest.mark.parametrize("order", READ_ON)
 @pytest.mark.parametrize(
-    ("ahead", "transform"), [(0, None), (1, lambda batch: batch), (9, None)]
+    ("order", "ahead", "transform"),
+    [
+        *((order, 1, lambda batch: batch) for order in READ_ON),
+        *((order, ahead, None) for order in ("global", "chunks") for ahead in (0, 9)),
+    ],
 )
 def test_batches_of_all_epochs_are_the_same(order, ahead, transform):
     how = {**ORDERS[order], "prefetch_factor": ahead, "transform": transform}
