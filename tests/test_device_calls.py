@@ -75,7 +75,11 @@ def calls_a_batch(a, make):
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_a_batch_of_any_chain_takes_at_most_20_driver_calls(compressor):
-    for (dtype, filters), ahead, behind in CHAINS:
+    # All frames of Blosc are undone alike: each has a third of the filters.
+    n = [*COMPRESSORS].index(compressor)
+    is_one_of_many = compressor.startswith("blosc") and "any" not in compressor
+    chains = CHAINS[n % 3 :: 3] if is_one_of_many else CHAINS
+    for (dtype, filters), ahead, behind in chains:
         a = opened([*filters, *ahead, *COMPRESSORS[compressor], *behind], dtype)
         n_calls = calls_a_batch(a, lambda: idle(compressor))
         assert 5 <= n_calls <= MOST_CALLS, a.source.layout.chain
