@@ -261,7 +261,8 @@ def test_so_are_larger_ones_than_were_thought_of(name, monkeypatch):
         monkeypatch.setattr(
             module, "mapped_pages", lambda n: made.append(n) or mapped(n)
         )
-    data = np.random.default_rng(2).integers(0, 4, 5 * MIB, "u1").tobytes()
+    items = np.random.default_rng(2).integers(0, 4, 5 * MIB // 64, "u1")
+    data = np.repeat(items, 64).tobytes()
     codec = codecs.bytes_codec(CodecSpec(name, {}))
     encoded = STREAMS[name](data)
     tracemalloc.start()

@@ -166,6 +166,11 @@ def tree(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(name: str) -> list[ast.AST]:
+    return list(ast.walk(tree(name)))
+
+
 def imported(nodes) -> set[str]:
     """Dotted names of everything that the import statements among `nodes` import."""
     names: set[str] = set()
@@ -197,10 +202,11 @@ def packages(nodes) -> set[str]:
     return {name.partition(".")[0] for name in imported(nodes)} - {"gpushard"}
 
 
+@cache
 def own_modules(name: str) -> set[str]:
     """Modules of the package that module `name` imports, lazily or not."""
     found: set[str] = set()
-    for target in imported(ast.walk(tree(name))):
+    for target in imported(nodes_of(name)):
         if not target.startswith("gpushard."):
             continue
         inner = target.removeprefix("gpushard.")
@@ -269,7 +275,7 @@ def test_heavy_packages_are_imported_only_when_used():
 def test_pure_layers_compute_and_nothing_else():
     impure = []
     for name in (n for n in MODULES if any(is_inside(n, layer) for layer in PURE)):
-        used = packages(ast.walk(tree(name)))
+        used = packages(nodes_of(name))
         foreign = used - sys.stdlib_module_names - {"numpy"}
         impure += [f"{name} imports {p}" for p in foreign | used & IMPURE_STDLIB]
     assert impure == []
@@ -289,7 +295,7 @@ def test_functions_are_short():
     too_long = {
         f"{name}.{node.name}": node.end_lineno - node.lineno + 1
         for name in MODULES
-        for node in ast.walk(tree(name))
+        for node in nodes_of(name)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno >= MAX_FUNCTION_LINES
     }

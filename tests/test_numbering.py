@@ -88,7 +88,8 @@ def test_nothing_else_finds_distinct_numbers_as_numpy_does():
     found = [
         f"{path.name}:{node.lineno}"
         for path in Path(gpushard.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        if "np.unique" in (text := path.read_text()) or "np.isin" in text
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and _may_abort(node)
     ]
     assert not found
