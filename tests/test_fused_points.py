@@ -90,7 +90,7 @@ def test_any_points_read_as_numpy_reads_them(arrays, data):
     assert_same_bits(a.vindex[key], full[key])
 
 
-LENGTHS = [most + k for most in (MOST_BOXES, KEPT_ELEMENTS) for k in range(-2, 3)]
+LENGTHS = [most + k for most in (MOST_BOXES, KEPT_ELEMENTS) for k in (-1, 0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class Writes(RuleBasedStateMachine):
 
 TestWrites = Writes.TestCase
 TestWrites.settings = settings(
-    max_examples=30,
+    max_examples=15,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
