@@ -74,7 +74,7 @@ def put_large_indexes(root: Path) -> None:
 
 
 def put_overlapping_ranges(root: Path) -> None:
-    """Of the nested, twice the memory limit, were the pieces held together."""
+    """A MiB of which each inner chunk is said to have 128 KiB."""
     index_only = {"index_codecs": [LITTLE]}
     n = 1 << 10
     entries = np.empty((n, 2), "<u8")
@@ -84,13 +84,20 @@ def put_overlapping_ranges(root: Path) -> None:
         (n * KIB,), (n * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD], **index_only)
     )
     put(root / "overlapping ranges", meta, c_0=(1 << 20, entries.tobytes()))
-    nested, n, entries = sharding((1,), **index_only), n // 2, entries[: n // 2]
+
+
+def put_overlapping_nested_shards(root: Path) -> None:
+    """More than the memory limit, were the indexes held together."""
+    index_only = {"index_codecs": [LITTLE]}
+    nested, n = sharding((1,), **index_only), 420
+    entries = np.empty((n, 2), "<u8")
+    entries[:, 0] = np.arange(n)
+    entries[:, 1] = MIB + 64 * KIB
     meta = document(
         (n * 64 * KIB,),
         (n * 64 * KIB,),
         sharding((64 * KIB,), codecs=[nested], **index_only),
     )
-    entries[:, 1] = MIB + 64 * KIB
     put(root / "overlapping nested shards", meta, c_0=(8 * MIB, entries.tobytes()))
 
 
@@ -116,6 +123,7 @@ def way_and_arrays(request, rows, tmp_path):
     shutil.copytree(rows, root, copy_function=os.link, dirs_exist_ok=True)
     if request.param == "plain":  # what lies ahead of decoding is the same for all
         put_large_objects(root)
+        put_overlapping_nested_shards(root)
     # An index takes as long to parse on every way, and a device minutes to read what
     # two million entries say.
     if request.param == "compiled":
