@@ -18,7 +18,8 @@ from gpushard.converting.copying import Copy
 from gpushard.options import MIB
 from gpushard.pipeline import HostPipeline
 from gpushard.placing.outputs import new_output
-from memory_sweep import grown
+from memory_probe import status_nbytes
+from memory_sweep import grown, in_a_child
 
 LIMIT = 64 * MIB
 pytestmark = pytest.mark.filterwarnings(
@@ -124,19 +125,25 @@ def test_threads_keep_no_memory_of_the_text_that_they_place():
     text, n = np.dtypes.StringDType(), 10 * MIB // 100
     kept = np.zeros((), text)  # a first array would leave its text to the type
 
-    def place() -> Any:
-        np.empty(32 * MIB, "u1")  # from now on glibc takes as much from threads' memory
-        pools = [ThreadPoolExecutor(1) for _ in range(10)]
+    def place(n_threads: int) -> None:
+        pools = [ThreadPoolExecutor(1) for _ in range(n_threads)]
         for pool in pools:
             made = new_output((n,), kept.dtype)
             pool.submit(made.fill, "x" * 100).result()
             del made
         for pool in pools:
             pool.shutdown()
-        return np.zeros(0)
 
-    came, nbytes = grown(place, lambda: None, 0)
-    assert came == "read"
+    def placed() -> int:
+        np.empty(32 * MIB, "u1")  # from now on glibc takes as much from threads' memory
+        # A text that grows may move from hole to hole of this process's memory. All the
+        # others then go the same way.
+        place(1)
+        before = status_nbytes("VmRSS")
+        place(10)
+        return status_nbytes("VmRSS") - before
+
+    (nbytes,) = in_a_child(lambda: (placed(),), ("died",))
     assert nbytes < 48 * MIB
 
 
