@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from zarr.storage import MemoryStore
 
 import gpushard
+from forked import answers_in_forks, forked
 from gpushard.moving import watch
 from gpushard.rolling import RollingArray
 from gpushard.rolling.steps import Steps
@@ -189,37 +188,29 @@ def test_a_shard_that_vanishes_in_a_read_is_an_error_unless_rolled_past(
         assert len(want) == 4
 
 
-KILLED = """
-import sys
-import numpy as np
-from gpushard.rolling import RollingArray
-sys.path.insert(0, sys.argv[2])
-from rolling_arrays import steps
-
-a = RollingArray.open(sys.argv[1])
-print("ready", flush=True)
-while True:
-    stop = a.domain[0].stop
-    a.roll(steps(stop, stop + 2))
-"""
+def roll_for_ever(place: Path, ready: int) -> bool:
+    a = RollingArray.open(place)
+    os.write(ready, b".")
+    while True:
+        stop = a.domain[0].stop
+        a.roll(steps(stop, stop + 2))
 
 
 def test_a_writer_killed_anywhere_leaves_a_whole_window(tmp_path):
     rolling(tmp_path / "a", 0, 6)
     rng = np.random.default_rng(0)
     for _ in range(4):
-        command = [sys.executable, "-c", KILLED, tmp_path / "a", Path(__file__).parent]
-        writer = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.PIPE, text=True
-        )
-        assert writer.stdout is not None
-        writer.stdout.readline()
+        heard, ready = os.pipe()
+        writer = forked(partial(roll_for_ever, tmp_path / "a", ready))
+        assert os.read(heard, 1)
         for _ in range(3):
             check_window(tmp_path / "a")
-        with pytest.raises(subprocess.TimeoutExpired):
-            writer.wait(rng.uniform(0, 0.05))
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
+        writer.join(rng.uniform(0, 0.05))
+        assert writer.exitcode is None
+        writer.kill()
+        writer.join()
+        os.close(heard)
+        os.close(ready)
         check_window(tmp_path / "a")
     a = RollingArray.open(tmp_path / "a")
     stop = a.domain[0].stop
@@ -241,37 +232,25 @@ def check_window(place):
     assert np.array_equal(values, steps(domain.start, domain.stop))
 
 
-APPENDER = """
-import sys
-sys.path.insert(0, sys.argv[4])
-from gpushard.rolling import RollingArray
-from rolling_arrays import steps
-
-place, me, n = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-a = RollingArray.open(place)
-for k in range(n):
-    if me < 2:  # these know where their steps belong
-        at = 4 * k + 2 * me
-        a.append(steps(at, at + 2), at=at)
-    else:  # these take their turns behind the end of another array
-        b = RollingArray.open(place + "-queue")
-        at = 100 * me + 2 * k
-        b.append(steps(at, at + 2))
-"""
+def append_all(place: Path, me: int, n: int) -> bool:
+    a = RollingArray.open(place)
+    for k in range(n):
+        if me < 2:  # these know where their steps belong
+            at = 4 * k + 2 * me
+            a.append(steps(at, at + 2), at=at)
+        else:  # these take their turns behind the end of another array
+            b = RollingArray.open(f"{place}-queue")
+            at = 100 * me + 2 * k
+            b.append(steps(at, at + 2))
+    return True
 
 
 def test_appends_of_several_processes_lose_nothing(tmp_path):
     rolling(tmp_path / "a", 0, 0)
     rolling(tmp_path / "a-queue", 0, 0)
     n = 6
-    command = [sys.executable, "-c", APPENDER, str(tmp_path / "a")]
-    writers = [
-        subprocess.Popen(
-            [*command, str(me), str(n), str(Path(__file__).parent)], env=environment()
-        )
-        for me in range(4)
-    ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
+    writers = [partial(append_all, tmp_path / "a", me, n) for me in range(4)]
+    assert answers_in_forks(writers) == [True] * 4
     assert np.array_equal(RollingArray.open(tmp_path / "a")[...], steps(0, 4 * n))
     queue = RollingArray.open(tmp_path / "a-queue")[...]
     for me in (2, 3):
@@ -350,11 +329,6 @@ def test_a_window_that_need_not_move_is_not_written(tmp_path):
     assert os.stat(tmp_path / "a/zarr.json").st_ino == before
     assert document(tmp_path / "a")["shape"] == [4, PLAIN["shape"][1]]
     assert np.array_equal(a[:2], steps(0, 2) + 1)
-
-
-def environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[1])
-    return os.environ | {"PYTHONPATH": root}
 
 
 def test_a_sparse_window_is_not_opened_again_for_each_missing_shard(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpushard
+import kill_writers
+from forked import answers_in_a_fork, answers_in_forks
 from gpushard.options import DEFAULT, Options
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
@@ -32,30 +35,22 @@ N_WRITERS, N_WRITES = 4, 8
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_killed_writer_leaves_old_or_new_or_is_told(strategy, tmp_path):
-    script = Path(__file__).with_name("kill_writers.py")
-    command = [sys.executable, script, strategy, str(N_KILLS), tmp_path / "a"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{N_KILLS} kills" in done.stdout
+    def work() -> bool:
+        with redirect_stdout(StringIO()) as told:
+            kill_writers.main(strategy, N_KILLS, str(tmp_path / "a"))
+        return f"{N_KILLS} kills" in told.getvalue()
+
+    assert answers_in_a_fork(work)
 
 
-WRITER = """
-import sys
-import gpushard
-from gpushard.options import Options
-from gpushard.write_options import WriteOptions
-
-me = int(sys.argv[1])
-for argument in sys.argv[3:]:
-    strategy, place = argument.split("=")
-    options = Options(write=WriteOptions(strategy=strategy))
-    a = gpushard.open_array(place, options=options)
-    for k in range(int(sys.argv[2])):
-        a[me, k] = 100 * me + k + 1  # all in one shard, and in one inner chunk
-        a[me + 4 * k + 4] = me + 1  # rows of shards that others write to as well
-"""
+def write_all(me: int, places: dict[str, Path]) -> bool:
+    for strategy, place in places.items():
+        options = Options(write=WriteOptions(strategy=strategy))
+        a = gpushard.open_array(place, options=options)
+        for k in range(N_WRITES):
+            a[me, k] = 100 * me + k + 1  # all in one shard, and in one inner chunk
+            a[me + 4 * k + 4] = me + 1  # rows of shards that others write to as well
+    return True
 
 
 def test_writers_beside_one_another_lose_nothing(tmp_path):
@@ -69,15 +64,8 @@ def test_writers_beside_one_another_lose_nothing(tmp_path):
             shards={"shape": (8, 12), "index_location": location},
             options=Options(write=WriteOptions(strategy=name)),
         )
-    arguments = [f"{name}={place}" for name, place in places.items()]
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(me), str(N_WRITES), *arguments],
-            env=environment(),
-        )
-        for me in range(N_WRITERS)
-    ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0] * N_WRITERS
+    writers = [partial(write_all, me, places) for me in range(N_WRITERS)]
+    assert answers_in_forks(writers) == [True] * N_WRITERS
     want = np.empty((4 * N_WRITES + 4, N_WRITES), "i4")
     for me in range(N_WRITERS):
         want[me] = 100 * me + np.arange(N_WRITES) + 1
@@ -128,8 +116,3 @@ def test_a_process_forked_during_a_write_does_not_keep_others_from_writing(tmp_p
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         waits.join()
-
-
-def environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[1])
-    return os.environ | {"PYTHONPATH": root}
