@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import zarr
 from zarr.storage import FsspecStore, MemoryStore
 
 import gpushard
+import interrupted_conversion
+from forked import forked
 from gpushard.converting.mark import NAME, ConversionMark
 from gpushard.stores.local.files import FileWriter
 from gpushard.writing.blueprint import Blueprint
@@ -78,8 +81,11 @@ def assert_complete(src, dst) -> None:
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.8])
 def test_a_killed_conversion_goes_on_and_rewrites_no_finished_shard(fraction, tmp_path):
     src, dst = make_source(tmp_path / "src"), tmp_path / "dst"
-    done = in_a_process(src, dst, fraction, num_threads=2, **TARGET)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    options = {"num_threads": 2, **TARGET}
+    work = partial(interrupted_conversion.main, str(src), str(dst), fraction, options)
+    process = forked(work)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     assert (dst / NAME).exists()
     before = identities(dst)
     assert 0 < len(before) < 24

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from zarr.storage import MemoryStore
 
 import gpushard
+from forked import answers_in_a_fork, forked
 from gpushard.options import Options
 from gpushard.stores.local import file_bytes
 from gpushard.write_options import WriteOptions
@@ -194,47 +196,31 @@ def test_a_system_that_writes_little_at_a_time_loses_nothing(
     assert_same_bits(gpushard.open_array(tmp_path / "a")[...], want)
 
 
-CRAMPED = """
-import resource, signal, sys
-import numpy as np
-import gpushard
-from gpushard.options import Options
-from gpushard.write_options import WriteOptions
-from gpushard.stores.local import file_bytes
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-for argument in sys.argv[2:]:
-    strategy, limit = argument.split("=")
-    write = WriteOptions(strategy=strategy, max_unused_fraction=1)
-    place = f"{sys.argv[1]}/{strategy}"
-    a = gpushard.open_array(place, options=Options(write=write))
-    a[0] = 1  # all that is loaded lazily is loaded
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-    try:
-        a[:] = np.arange(len(a), dtype="u4")[::-1] * 3
-    except gpushard.StoreError as error:
-        print(strategy, error.shard_key, "File too large" in str(error))
-    unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
-    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-"""
+def write_cramped(root: Path, limits: dict[str, int]) -> bool:
+    """Whether files that may not become so large are told of as such."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    told = []
+    for strategy, limit in limits.items():
+        write = WriteOptions(strategy=strategy, max_unused_fraction=1)
+        a = gpushard.open_array(root / strategy, options=Options(write=write))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            a[:] = np.arange(len(a), dtype="u4")[::-1] * 3
+        except gpushard.StoreError as error:
+            told.append((error.shard_key, "File too large" in str(error)))
+        unlimited = resource.RLIM_INFINITY, resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    return told == [("c/0", True)] * len(limits)
 
 
 def test_a_limit_that_the_kernel_sets_leaves_what_was_there(tmp_path):
-    want, limits = {}, []
+    want, limits = {}, {}
     for strategy in STRATEGIES:
         _, want[strategy] = made(tmp_path / strategy, strategy)
         shard_nbytes = (tmp_path / strategy / "c/0").stat().st_size
         beyond = -900 if strategy in ("rewrite", "fixed_order") else 900
-        limits.append(f"{strategy}={shard_nbytes + beyond}")
-    done = subprocess.run(
-        [sys.executable, "-c", CRAMPED, tmp_path, *limits],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{name} c/0 True" for name in STRATEGIES]
+        limits[strategy] = shard_nbytes + beyond
+    assert answers_in_a_fork(partial(write_cramped, tmp_path, limits))
     for strategy in STRATEGIES:
         assert_same_bits(gpushard.open_array(tmp_path / strategy)[...], want[strategy])
     assert not list(tmp_path.rglob(".*"))
@@ -309,24 +295,21 @@ def test_a_directory_that_is_gone_is_not_made_anew(strategy, tmp_path):
     assert_same_bits(gpushard.open_array(tmp_path / "b")[...], want)
 
 
-READ = """
-import pathlib
-import sys
-import numpy as np
-import gpushard
-a = gpushard.open_array(sys.argv[1])
-pathlib.Path(sys.argv[2]).touch()
-n_torn, n_values = 0, set()
-while 0 not in n_values:
-    try:
-        found = np.unique(a[4:-4])
-    except (gpushard.CorruptShardError, gpushard.ObjectChangedError):
-        n_torn += 1
-        continue
-    assert len(found) == 1, found
-    n_values.add(int(found[0]))
-print(len(n_values), n_torn)
-"""
+def read_until_0(place: Path, begun: Path, told: Path) -> bool:
+    """Read one value at a time; tells how many there were, and how often none."""
+    a = gpushard.open_array(place)
+    begun.touch()
+    n_torn, n_values = 0, set()
+    while 0 not in n_values:
+        try:
+            found = np.unique(a[4:-4])
+        except (gpushard.CorruptShardError, gpushard.ObjectChangedError):
+            n_torn += 1
+            continue
+        assert len(found) == 1, found
+        n_values.add(int(found[0]))
+    told.write_text(f"{len(n_values)} {n_torn}")
+    return True
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "append_only", "random_write"])
@@ -338,24 +321,18 @@ def test_a_reader_beside_a_writer_sees_old_or_new_or_an_error(strategy, tmp_path
         compressors=None, options=Options(write=write),
     )  # fmt: skip
     one[...] = 1
-    begun = tmp_path / "begun"
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READ, tmp_path / "one", begun],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    begun, told = tmp_path / "begun", tmp_path / "told"
+    reader = forked(partial(read_until_0, tmp_path / "one", begun, told))
     value, n_beside = 1, 0
-    while reader.poll() is None and value < 20_000:
+    while reader.is_alive() and value < 20_000:
         value += 1
         n_beside += begun.exists()
         one[4:-4] = 0 if n_beside > 40 else value
         if value % 50 == 0:
             gpushard.compact(one)
-    out, errors = reader.communicate(timeout=60)
-    assert reader.returncode == 0, errors
-    n_values, n_torn = map(int, out.split())
+    reader.join(60)
+    assert reader.exitcode == 0
+    n_values, n_torn = map(int, told.read_text().split())
     assert n_values >= 2
     assert strategy != "rewrite" or n_torn == 0
 
