@@ -202,6 +202,7 @@ def test_a_writer_killed_anywhere_leaves_a_whole_window(tmp_path):
     for _ in range(4):
         heard, ready = os.pipe()
         writer = forked(partial(roll_for_ever, tmp_path / "a", ready))
+        os.close(ready)  # so that the end of a writer is the end of what is heard
         assert os.read(heard, 1)
         for _ in range(3):
             check_window(tmp_path / "a")
@@ -210,7 +211,6 @@ def test_a_writer_killed_anywhere_leaves_a_whole_window(tmp_path):
         writer.kill()
         writer.join()
         os.close(heard)
-        os.close(ready)
         check_window(tmp_path / "a")
     a = RollingArray.open(tmp_path / "a")
     stop = a.domain[0].stop
