@@ -31,9 +31,8 @@ from gpushard.errors import DeviceError
 ARCHITECTURES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 # On all of them the kernels whose registers are bounded take as many, but for a few
 # (docs/decisions/2026-11-22-cost-of-kernel-tests.md), and NVRTC takes most of its time
-# to optimise. `./dev explore` has it do so for all. The instructions that are looked at
-# are those of sm_90, where scatters are as near to their bounds as for sm_120.
-OPTIMISED = {(9, 0)}
+# to optimise. `./dev explore` has it do so for all.
+OPTIMISED = {(9, 0), (12, 0)}
 if settings.get_current_profile_name() == "explore":
     OPTIMISED = set(ARCHITECTURES)
 
