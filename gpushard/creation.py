@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gpushard.arguments import flag, instance
 from gpushard.array import Array, open_array
-from gpushard.errors import OptionError, UnsupportedError, naming
+from gpushard.errors import OptionError, StoreError, UnsupportedError, naming
 from gpushard.formats.new_document import ArrayArguments, check_names
 from gpushard.options import DEFAULT, Options
 from gpushard.source import Source
@@ -193,10 +193,16 @@ def _make(directory: str, made: list[Path]) -> None:
     try:
         made[:0] = [place for place in (path, *path.parents) if not place.exists()]
         path.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # no path has a NUL
-        why = getattr(error, "strerror", None) or error
+    except (NotADirectoryError, FileExistsError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error  # no path has a NUL
         raise OptionError(
             f"the directory cannot be made: {why}",
             got=repr(directory),
             hint="name a directory, or one that can be made",
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"the directory cannot be made: {error.strerror}",
+            got=repr(directory),
+            hint="check the name, the rights and the room where it is to be",
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -14,6 +15,8 @@ from gpushard.errors import OptionError, UnsupportedError
 if TYPE_CHECKING:
     import dask.array
 
+# dask lists the length of each block, in ten bytes and more.
+_MOST_BLOCKS = 10_000_000
 # Arrays that a worker keeps open, with the shard indexes that it has read.
 _OPEN_ARRAYS = 64
 
@@ -96,6 +99,7 @@ def _blocks(array: Any, chunks: Any) -> Any:
         is_sharded = bool(known and layout.levels)
     if chunks is None:
         chunks = known if is_sharded else "auto"
+    _refuse_too_many(chunks, array.shape, array.dtype.itemsize)
     # dask refuses to estimate the size of text; it is at least that of its elements.
     sized = np.dtype((np.void, array.dtype.itemsize))
     try:
@@ -110,6 +114,35 @@ def _blocks(array: Any, chunks: Any) -> Any:
             got=repr(chunks),
             hint="pass one length for each axis, or leave chunks= out",
         ) from error
+
+
+def _refuse_too_many(chunks: Any, shape: tuple[int, ...], itemsize: int) -> None:
+    """Refuse more blocks than dask can list, before it makes the list.
+
+    It takes minutes and the memory of the host for it, which a document of an absurd
+    shape must not cost. What `chunks` are not plain lengths is left to dask.
+    """
+    import dask
+    from dask.utils import parse_bytes
+
+    lengths = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(shape)
+    n_blocks = 1
+    if isinstance(chunks, str) and chunks == "auto":
+        block_nbytes = parse_bytes(dask.config.get("array.chunk-size"))
+        n_blocks = prod(shape) * itemsize // block_nbytes
+    elif len(lengths) == len(shape):
+        for n, length in zip(shape, lengths, strict=True):
+            if isinstance(length, tuple):
+                n_blocks *= len(length)
+            elif isinstance(length, int | np.integer) and length > 0:
+                n_blocks *= -(-n // int(length))
+    if n_blocks > _MOST_BLOCKS:
+        raise OptionError(
+            "dask makes no such blocks: they are too many for its lists",
+            expected=f"at most {_MOST_BLOCKS}",
+            got=n_blocks,
+            hint="pass larger chunks=",
+        )
 
 
 class GraphArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -259,6 +260,15 @@ def test_a_path_of_which_no_directory_can_be_made_is_refused(name, why, tmp_path
         gpushard.OptionError, match=f"directory cannot be made: .*{why}"
     ):
         gpushard.create_array(tmp_path / name, **PLAIN)
+
+
+def test_a_disk_that_takes_no_directory_is_an_error_of_the_store(tmp_path, monkeypatch):
+    def mkdir(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(gpushard.StoreError, match="cannot be made: Read-only"):
+        gpushard.create_array(tmp_path / "a", **PLAIN)
 
 
 def test_a_path_of_a_zip_file_is_refused(tmp_path):

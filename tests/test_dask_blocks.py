@@ -55,6 +55,21 @@ def test_more_blocks_than_fit_the_memory_are_refused(a, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("shards", "chunks"),
+    [((8, 8), None), (None, None), ((8, 8), (1, 1)), ((8, 8), ((1,) * 10**4, 1))],
+)
+def test_more_blocks_than_dask_can_list_are_refused_at_once(
+    shards, chunks, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("dask.array.core.normalize_chunks", None)
+    shape = (10**4, 10**14)
+    zarr.create_array(tmp_path, shape=shape, chunks=(4, 4), shards=shards, dtype="u1")
+    with pytest.raises(gpushard.OptionError, match="too many for its lists") as told:
+        gpushard.open_array(tmp_path).to_dask(chunks)
+    assert int(told.value.got) > 10**7
+
+
+@pytest.mark.parametrize(
     "chunks", [(0, 1), (2,), (2, 2, 2), "x", 1.5, ((5, 4), (40,)), (None, "y")]
 )
 def test_blocks_that_dask_does_not_make_are_refused(a, chunks):

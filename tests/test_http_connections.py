@@ -211,6 +211,22 @@ def test_the_connections_of_a_store_end_with_it(server, is_refused):
     assert wire.socket.fileno() == -1
 
 
+def test_a_connection_that_ends_in_a_cycle_of_errors_is_closed_without_a_warning(
+    server,
+):
+    store: Any = open_url(server.url, {})
+    read_one(store)
+    (idle,) = store._client._pool._idle.values()
+    cycle: list[Any] = [idle.pop()[0]]  # as an error does that refers to its frame
+    cycle.append(cycle)
+    place = f"laddr={cycle[0].socket.getsockname()}"
+    del cycle
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert not [one for one in caught if place in str(one.message)]
+
+
 def test_a_host_is_tried_at_each_of_its_addresses(server, monkeypatch):
     real = socket.getaddrinfo
     port = int(server.url.rpartition(":")[2])

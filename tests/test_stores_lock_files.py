@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from gpushard.errors import StoreError
 from gpushard.options import DEFAULT
-from gpushard.stores.local import lock_files
+from gpushard.stores.local import file_locks, lock_files
 from gpushard.stores.local.directories import Directory
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
@@ -74,6 +75,45 @@ def test_who_waited_for_a_lock_that_became_the_content_locks_a_new_file(
         named, locked = other.result()
     assert named == locked != content
     assert os.listdir(tmp_path) == ["shard"]
+
+
+def test_a_long_wait_for_a_lock_is_logged_with_the_place_of_its_file(
+    files, tmp_path, monkeypatch, caplog
+):
+    told = Event()
+    monkeypatch.setattr(file_locks, "LONG_WAIT_S", 0.01)
+    monkeypatch.setattr(
+        caplog.handler, "emit", lambda record: told.set() or seen.append(record)
+    )
+    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        with files.locked("shard") as file:
+            other = pool.submit(files.put, "shard", [NEW])
+            assert told.wait(10)
+            file.replace([OLD])
+        other.result()
+    assert str(tmp_path / ".shard.lock") in seen[0].getMessage()
+    assert (tmp_path / "shard").read_bytes() == NEW.tobytes()
+
+
+def test_a_short_wait_for_a_lock_is_not_logged(files, monkeypatch, caplog):
+    flock, waits = fcntl.flock, Event()
+
+    def tell_of_waiting(file, operation):
+        if operation == fcntl.LOCK_EX:
+            waits.set()
+        flock(file, operation)
+
+    monkeypatch.setattr(file_locks, "LONG_WAIT_S", 0.1)
+    monkeypatch.setattr(fcntl, "flock", tell_of_waiting)
+    with ThreadPoolExecutor(1) as pool:
+        with files.locked("shard") as file:
+            other = pool.submit(files.put, "shard", [NEW])
+            assert waits.wait(10)
+            file.replace([OLD])
+        other.result()
+    time.sleep(0.2)
+    assert not caplog.records
 
 
 def test_who_waited_for_a_lock_that_became_the_content_leaves_the_next_lock_alone(

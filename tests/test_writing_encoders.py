@@ -11,6 +11,7 @@ import zarr
 import gpushard
 from gpushard.codecs import chain_encoder, compressing
 from gpushard.writing.encoders import encoders_of
+from gpushard.writing.order import payload_order, payload_rank
 
 
 @pytest.fixture
@@ -69,3 +70,9 @@ def test_inner_chunks_of_another_shape_are_fitted_anew(array):
         _, encoded = encoder.encode(values[np.newaxis])
         assert len(encoded.items()) == 1
         assert encoder._steps(shape)[0].array.shape == shape
+
+
+def test_nobody_can_change_the_order_of_inner_chunks_for_all_others():
+    for kept in (payload_order, payload_rank):
+        with pytest.raises(ValueError, match="read-only"):
+            kept((2, 3), "morton")[0] = 1

@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.errors import SelectionError
 from gpushard.layout import GridAxis
@@ -303,12 +304,22 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> ParsedSelection:
             if not isinstance(item, slice):
                 index_of(item, axis)
         return basic(items, shape)
-    if len(advanced) == len(items) == len(shape) > 1:
+    is_of_axes = as_array(items[arrays[0]]).ndim > 1
+    if len(advanced) == len(items) == len(shape) and (len(shape) > 1 or is_of_axes):
         return points(items, shape)
     adjacent = advanced[-1] - advanced[0] == len(advanced) - 1
-    if len(arrays) == 1 and adjacent and np.ndim(items[arrays[0]]) == 1:
+    _refuse_masks_of_axes((as_array(items[k]) for k in arrays), shape)
+    if len(arrays) == 1 and adjacent:
         return orthogonal(items, shape)
-    for mask in (as_array(items[k]) for k in arrays):
+    raise SelectionError(
+        "this mix of arrays, integers and slices is read differently by NumPy and by"
+        " orthogonal indexing",
+        hint="say which you mean with oindex or vindex",
+    )
+
+
+def _refuse_masks_of_axes(arrays: Iterable[NDArray[Any]], shape: Shape) -> None:
+    for mask in arrays:
         if mask.dtype == bool and mask.ndim > 1:
             raise SelectionError(
                 "a boolean mask of several axes has another shape than the array",
@@ -316,11 +327,6 @@ def _advanced(items: tuple[Any, ...], shape: Shape) -> ParsedSelection:
                 got=str(mask.shape),
                 hint="take masks of one axis each with oindex, or mask what was read",
             )
-    raise SelectionError(
-        "this mix of arrays, integers and slices is read differently by NumPy and by"
-        " orthogonal indexing",
-        hint="say which you mean with oindex or vindex",
-    )
 
 
 def _plain(item: Any) -> Any:

@@ -65,7 +65,8 @@ def along_axis(item: Any, extent: int, axis: int) -> IndexAxis | Listing:
             f"the index array for axis {axis} has {array.ndim} dimensions",
             expected="1",
             got=array.ndim,
-            hint="use vindex for coordinates of several dimensions",
+            hint="index with its .ravel() and reshape what was read, or pass vindex one"
+            " such array for every axis",
         )
     is_mask = array.dtype == bool
     n_elements = np.count_nonzero(array) if is_mask else array.size

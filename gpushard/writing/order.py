@@ -25,8 +25,24 @@ def payload_order(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
     Returns
     -------
     ndarray
-        int64, shape (n_entries,), host.
+        int64, shape (n_entries,), host, read-only.
     """
+    entries = _ordered(grid_shape, order)
+    entries.setflags(write=False)  # all who ask get the same array
+    return entries
+
+
+@lru_cache(maxsize=64)
+def payload_rank(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
+    """Place in that order of each entry of a shard's index: int64, (n_entries,)."""
+    entries = payload_order(grid_shape, order)
+    rank = np.empty_like(entries)
+    rank[entries] = np.arange(len(entries))
+    rank.setflags(write=False)
+    return rank
+
+
+def _ordered(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
     entries = np.arange(int(np.prod(grid_shape, dtype=np.int64)), dtype=np.int64)
     if order == "c" or len(grid_shape) <= 1:
         return entries
@@ -43,12 +59,3 @@ def payload_order(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
                 key |= ((coordinates[axis] >> bit) & 1) << position
                 position += 1
     return np.argsort(key, kind="stable").astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def payload_rank(grid_shape: tuple[int, ...], order: ChunkOrder) -> Ints:
-    """Place in that order of each entry of a shard's index: int64, (n_entries,)."""
-    entries = payload_order(grid_shape, order)
-    rank = np.empty_like(entries)
-    rank[entries] = np.arange(len(entries))
-    return rank

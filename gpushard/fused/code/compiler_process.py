@@ -115,10 +115,10 @@ def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:  # others waited for it, or it is a child of our parent
-        return not _is_there(pid)
+        return not _may_still_compile(pid)
 
 
-def _is_there(pid: int) -> bool:
+def _may_still_compile(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError:

@@ -57,7 +57,6 @@ _MISFITS = (
     *(AssertionError, AttributeError, LookupError, NameError, OSError, RuntimeError),
     *(SyntaxError, SystemError, TypeError, ValueError),
 )
-_UNUSED = (0,) * (WORDS - 11)
 _NO_BOXES = (0,) * (WORDS - 1)
 
 
@@ -194,23 +193,22 @@ class CompiledLoops:
         """Plan with `n_words` to work in; `arrays` come in the order of their words."""
         strides, boxes, shards, columns, table = arrays
         work = np.empty(n_words, np.int64)
-        return self._run(
-            pack_planning(
-                which,
-                address_of(strides),
-                1,
-                strides.shape[2],
-                address_of(boxes),
-                len(boxes),
-                address_of(shards),
-                len(shards),
-                address_of(columns),
-                columns.shape[1],
-                address_of(table),
-                *_UNUSED,
-                *planned._replace(work=address_of(work)),
-            )
+        words = (
+            which,
+            address_of(strides),
+            1,
+            strides.shape[2],
+            address_of(boxes),
+            len(boxes),
+            address_of(shards),
+            len(shards),
+            address_of(columns),
+            columns.shape[1],
+            address_of(table),
         )
+        unused = (0,) * (WORDS - len(words))
+        planned = planned._replace(work=address_of(work))
+        return self._run(pack_planning(*words, *unused, *planned))
 
 
 def _placing(

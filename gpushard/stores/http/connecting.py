@@ -150,6 +150,16 @@ def _is_excluded(host: str, excludes: str) -> bool:
     return False
 
 
+class _Socket(socket.socket):
+    """A socket that is closed without a warning if it ends in a cycle of errors.
+
+    The collector may look at it before it looks at the `Wire` that would close it.
+    """
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire:
     """Connection to a server, through a proxy if there is one.
 
@@ -178,7 +188,7 @@ def _connected(target: tuple[str, int], deadline: Deadline) -> Wire:
     failed: OSError | None = None
     found = socket.getaddrinfo(target[0].encode(), target[1], type=socket.SOCK_STREAM)
     for n_tried, (family, kind, number, _, address) in enumerate(found):
-        one = socket.socket(family, kind, number)
+        one = _Socket(family, kind, number)
         wire = Wire(one, deadline)
         try:
             wire.begin(deadline)

@@ -11,9 +11,12 @@ releases it again, whatever was done of that before.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
-from contextlib import suppress
-from threading import get_ident
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Timer, get_ident
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
@@ -21,6 +24,10 @@ from gpushard.forks import after_fork
 
 if TYPE_CHECKING:
     from io import FileIO
+
+_log = logging.getLogger("gpushard.stores")
+# Writers hold a lock for as long as one shard takes; most for milliseconds.
+LONG_WAIT_S = 10.0
 
 
 class FileLocks:
@@ -34,8 +41,11 @@ class FileLocks:
         """Whether the file was opened by this process, and not by its parent."""
         return file in self._holder_by_file
 
-    def take(self, file: FileIO) -> None:
+    def take(self, file: FileIO, place: Path) -> None:
         """Lock an open file, as soon as no other thread or process has the lock.
+
+        The wait has no end: a holder that is stopped may go on, and then wrote what it
+        read before. A long one is logged, with the `place` of the file.
 
         Raises
         ------
@@ -50,7 +60,8 @@ class FileLocks:
         except BlockingIOError:
             self._holder_by_file[file] = None
             self._refuse_own(file)
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with _telling(place):
+                fcntl.flock(file, fcntl.LOCK_EX)
             self._holder_by_file[file] = get_ident()
 
     def release(self, file: FileIO) -> None:
@@ -80,6 +91,20 @@ class FileLocks:
             with suppress(OSError):
                 file.close()
         self._holder_by_file.clear()
+
+
+@contextmanager
+def _telling(place: Path) -> Generator[None]:
+    """Log that the block waits for a lock, if it does for long."""
+    text = "waiting since %g s for whoever holds the lock of %s"
+    timer = Timer(LONG_WAIT_S, _log.warning, (text, LONG_WAIT_S, place))
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread begins while the interpreter ends
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 file_locks = FileLocks()

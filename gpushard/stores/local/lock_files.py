@@ -40,7 +40,7 @@ def lock_beside(directory: Directory, name: str, taken: list[FileIO]) -> bool:
         if file is None:
             return False
         try:
-            file_locks.take(file)
+            file_locks.take(file, directory.path / lock_name)
             named = directory.status(lock_name, follows=False)
             locked = os.fstat(file.fileno())
             is_named = named is not None and os.path.samestat(locked, named)
