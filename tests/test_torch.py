@@ -47,6 +47,18 @@ def test_a_read_writes_elements_that_numpy_has_not(a, dtype):
         a.read(out=torch.empty(12, 10, dtype=dtype, device="meta"))
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "float8_e4m3fn"])
+def test_tensors_of_elements_that_numpy_has_not_are_written(name, tmp_path):
+    made = gpushard.create_array(tmp_path, shape=(12, 10), chunks=(3, 4), dtype=name)
+    tensor = torch.from_numpy(VALUES).to(getattr(torch, name))
+    made[...] = tensor.T.contiguous().T
+    out = torch.zeros(12, 10, dtype=tensor.dtype)
+    made.read(out=out)
+    assert torch.equal(out.view(torch.uint8), tensor.view(torch.uint8))
+    with pytest.raises(gpushard.SelectionError, match="grad"):
+        made[...] = tensor.clone().requires_grad_()
+
+
 def test_read_many_writes_into_tensors(a):
     outs = [torch.empty(10), torch.empty(12, 5)]
     got = a.read_many([4, np.s_[:, ::2]], out=outs)

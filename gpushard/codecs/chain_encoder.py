@@ -16,6 +16,7 @@ from zarr.core.sync import sync
 from gpushard.codecs.bytes import stored_elements
 from gpushard.codecs.compressing import compressor, threads_for
 from gpushard.codecs.encoded import Bytes, EncodedArrays, Ints
+from gpushard.codecs.small_floats import as_bits, is_small_float, refuse_computing
 from gpushard.codecs.zarr_objects import (
     all_settings,
     codec_object,
@@ -131,13 +132,18 @@ class ChainEncoder:
 
     The encoder may be called from several threads at once. Structs become bytes here,
     because zarr does not know all structs of Zarr v2, and does not give each field its
-    byte order.
+    byte order. Elements that only ml_dtypes knows become integers of the same bits.
     """
 
     def __init__(self, chain: CodecChain, elements: Elements) -> None:
         self._specs = (*chain.array_array, chain.array_bytes, *chain.bytes_bytes)
         self._n_array_array = len(chain.array_array)
         self._struct: np.dtype[Any] | None = None
+        self._bits: np.dtype[Any] | None = None
+        if is_small_float(elements.dtype):
+            refuse_computing(chain, elements.dtype)
+            elements = as_bits(elements)
+            self._bits = elements.dtype
         if elements.dtype.names is not None and chain.array_bytes.name == "bytes":
             self._struct = elements.dtype
             elements = replace(elements, data_type_json=_opaque(elements.dtype))
@@ -188,6 +194,8 @@ class ChainEncoder:
         """
         kept, batch = np.arange(len(arrays), dtype=np.int64), cast("Batch", arrays)
         steps = self._steps(arrays.shape[1:])
+        if self._bits is not None:
+            batch = arrays.view(self._bits)
         del arrays
         for step in steps:
             found = step.encode(batch, n_threads)

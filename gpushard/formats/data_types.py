@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gpushard.codecs.bytes import UNSIZED_KINDS, has_byte_order
+from gpushard.codecs.small_floats import SMALL_FLOAT_NAMES, is_small_float
 from gpushard.errors import MetadataError, UnsupportedError
 from gpushard.formats.document import Named, as_list, as_named, shown, wrong
 from gpushard.options import MAX_DOCUMENT_NBYTES
@@ -27,20 +28,6 @@ _CORE_NAMES = frozenset(
         "float64",
         "complex64",
         "complex128",
-    ]
-)
-# Registered names of the ml_dtypes data types whose elements are whole bytes.
-SMALL_FLOAT_NAMES = frozenset(
-    [
-        "bfloat16",
-        "float8_e3m4",
-        "float8_e4m3",
-        "float8_e4m3b11fnuz",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
     ]
 )
 _RAW_BITS = re.compile(r"r([1-9][0-9]{0,9})")
@@ -77,11 +64,6 @@ class DataType:
     def is_struct(self) -> bool:
         """Whether elements have named fields."""
         return self.dtype.names is not None
-
-
-def is_small_float(dtype: np.dtype[Any]) -> bool:
-    """Whether ml_dtypes defines `dtype`, so that NumPy cannot change its byte order."""
-    return dtype.name in SMALL_FLOAT_NAMES
 
 
 def parse_data_type(value: Any, json_path: str = "data_type") -> DataType:
@@ -139,6 +121,17 @@ def dtype_of_numbers(name: str) -> np.dtype[Any]:
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name))
+
+
+def small_float_of(value: Any) -> np.dtype[Any] | None:
+    """Data type of ml_dtypes that an argument names, or is; None for any other."""
+    name = value
+    if isinstance(value, np.dtype):
+        name = cast("np.dtype[Any]", value).name
+    elif isinstance(value, type) and issubclass(value, np.generic):
+        name = value.__name__
+    is_named = isinstance(name, str) and name in SMALL_FLOAT_NAMES
+    return dtype_of_numbers(name) if is_named else None
 
 
 def _raw_bits(n_bits: int, json_path: str) -> np.dtype[Any]:

@@ -18,8 +18,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.small_floats import is_small_float
 from gpushard.errors import GpushardError, MetadataError
-from gpushard.formats.data_types import DataType, is_small_float
+from gpushard.formats.data_types import DataType, parse_data_type
 from gpushard.formats.document import as_list, member, wrong
 
 Scalar = NDArray[Any]
@@ -106,6 +107,23 @@ def _float(value: Any, dtype: np.dtype[Any], json_path: str) -> Scalar:
     if (math.isnan(back), math.isinf(back)) != (math.isnan(number), math.isinf(number)):
         raise _misfit(value, dtype, json_path)
     return scalar
+
+
+def spelled_float(element: Scalar, name: str) -> float | str:
+    """Spelling of a float of the data type `name` that is read bit for bit."""
+    data_type, bits = parse_data_type(name), element.tobytes()
+    with np.errstate(all="ignore"):
+        number = float(element.astype(np.float64))
+    spelling = next(
+        (text for text, value in _SPECIAL_FLOATS.items() if value == number),
+        "NaN" if math.isnan(number) else number,
+    )
+    # tensorstore 0.1.86 reads numbers of this type wrong: 2.0 as the bits 0x40.
+    is_misread = name == "float8_e8m0fnu" and math.isfinite(number)
+    parsed = parse_fill_value(spelling, data_type, "fill_value")
+    if parsed.tobytes() == bits and not is_misread:
+        return spelling
+    return f"0x{(bits[::-1] if sys.byteorder == 'little' else bits).hex()}"
 
 
 def _hex_bits(value: str, dtype: np.dtype[Any], json_path: str) -> Scalar:

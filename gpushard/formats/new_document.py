@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, Required, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpushard.arguments import keywords_of, mapping, refuse_unknown
-from gpushard.errors import OptionError
+from gpushard.codecs.small_floats import are_held, bits_dtype, is_small_float
+from gpushard.errors import MetadataError, OptionError
+from gpushard.formats.data_types import parse_data_type, small_float_of
+from gpushard.formats.fill_values import parse_fill_value, spelled_float
 from gpushard.quiet import without_warnings
 from gpushard.zarr_thread import running_loop
 
@@ -29,7 +34,8 @@ class ArrayArguments(TypedDict, total=False):
     Attributes
     ----------
     shape, dtype
-        Elements along each axis, and their data type as zarr names it.
+        Elements along each axis, and their data type as zarr names it, or one of
+        ml_dtypes ("bfloat16").
     chunks, shards
         Shape of the inner chunks and of the shards; `shards` may be zarr's ``{"shape":
         ..., "index_location": "start"}``. Without it, each object is one chunk. The
@@ -76,7 +82,45 @@ def new_document(arguments: ArrayArguments) -> bytes:
         given.pop("fill_value", None)  # zarr's own default differs between releases
     given["attributes"] = attributes_of(arguments)
     _refuse_named(given.get("compressors"))
-    return _written_by_zarr(given)
+    dtype = small_float_of(given["dtype"])
+    return _written_by_zarr(given) if dtype is None else _as_bits(given, dtype)
+
+
+def _as_bits(given: Mapping[str, Any], dtype: np.dtype[Any]) -> bytes:
+    """Document for a type of ml_dtypes: zarr's for integers, with other names."""
+    fill_value = _small_fill(given.get("fill_value"), dtype)
+    bits = bits_dtype(dtype)
+    document = _written_by_zarr(
+        {**given, "dtype": bits.name, "fill_value": int(fill_value.view(bits))}
+    )
+    named = {
+        **json.loads(document),
+        "data_type": dtype.name,
+        "fill_value": spelled_float(fill_value, dtype.name),
+    }
+    return json.dumps(named, indent=2).encode()
+
+
+def _small_fill(given: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The fill value as one element; without one the element of no set bits."""
+    if given is None:
+        return np.zeros((), dtype)
+    try:
+        if isinstance(given, str):
+            return parse_fill_value(given, parse_data_type(dtype.name), "fill_value")
+        value = np.asarray(given).reshape(())
+        if value.dtype.kind in "biuf" or is_small_float(value.dtype):
+            with np.errstate(all="ignore"):
+                element = value.astype(dtype)
+            if are_held(value, element):
+                return element
+    except (MetadataError, ValueError, TypeError):
+        pass  # no such spelling, several values, or no cast
+    raise OptionError(
+        "the data type cannot hold the fill value",
+        expected=f"one element of {dtype}",
+        got=repr(given),
+    )
 
 
 def _refuse_named(compressors: Any) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpushard.errors import OptionError, UnsupportedError
 from gpushard.formats import v3_draft
+from gpushard.formats.data_types import small_float_of
 from gpushard.formats.new_document import (
     ArrayArguments,
     attributes_of,
@@ -150,12 +151,13 @@ def encoded_document(document: Mapping[str, Any]) -> bytes:
 
 
 def _dtype(value: Any, format_name: HistoricFormat) -> np.dtype[Any]:
+    small = small_float_of(value)
     try:
-        dtype = np.dtype(value)
+        dtype = np.dtype(value) if small is None else small
     except TypeError as error:
         expected = "a data type of NumPy's"
         raise _refused("dtype", expected, value) from error
-    if dtype.kind in "biufcSUmM":
+    if small is None and dtype.kind in "biufcSUmM":
         return dtype
     if dtype.names is not None and format_name == "v2-prototype-ii":
         return parse_numpy_type(spelled(dtype), "dtype").stored

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpushard.codecs.base import BytesCodec
-from gpushard.formats.data_types import dtype_of_numbers, is_small_float
+from gpushard.codecs.small_floats import is_small_float
+from gpushard.formats.data_types import dtype_of_numbers
 from gpushard.fused.columns import (
     BLOSC,
     BOOL,

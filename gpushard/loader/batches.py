@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from gpushard.codecs.small_floats import is_small_float
 from gpushard.errors import OptionError, UnsupportedError
-from gpushard.formats.data_types import is_small_float
 from gpushard.loader.fields import Field, SampleRows, concatenated
 from gpushard.loader.loads import Load
 from gpushard.loader.shares import Share

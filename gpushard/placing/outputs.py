@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from gpushard.arguments import items
+from gpushard.codecs.small_floats import SMALL_FLOAT_NAMES
 from gpushard.errors import SelectionError
-from gpushard.formats.data_types import SMALL_FLOAT_NAMES, dtype_of_numbers
+from gpushard.formats.data_types import dtype_of_numbers
 from gpushard.memory.lent import lender
 from gpushard.options import MIB
 from gpushard.pages import on_a_line
@@ -143,17 +144,26 @@ def _viewed(out: Any) -> NDArray[Any]:
 
 
 def _asked_for_view(out: Any) -> NDArray[Any]:
-    # Whoever has a tensor has imported torch. Others may just be importing it.
-    torch: Any = sys.modules.get("torch")
-    if isinstance(out, getattr(torch, "Tensor", ())) and not out.requires_grad:
-        name = _name_of_torchs(out.dtype)
-        if name in SMALL_FLOAT_NAMES:  # torch hands NumPy only what NumPy knows
-            dtype = dtype_of_numbers(name)
-            words = out.view(getattr(torch, f"int{8 * dtype.itemsize}"))
-            return words.numpy().view(dtype)
+    bits = bits_of_tensor(out)
+    if bits is not None:
+        return bits
     # NumPy would wrap an object that supports only DLPack in an object array.
     only_dlpack = hasattr(out, "__dlpack__") and not hasattr(out, "__array__")
     return np.from_dlpack(out) if only_dlpack else np.asarray(out)
+
+
+def bits_of_tensor(value: Any) -> NDArray[Any] | None:
+    """View of a tensor of a type that torch does not hand NumPy; None for any other."""
+    # Whoever has a tensor has imported torch. Others may just be importing it.
+    torch: Any = sys.modules.get("torch")
+    if not isinstance(value, getattr(torch, "Tensor", ())) or value.requires_grad:
+        return None
+    name = _name_of_torchs(value.dtype)
+    if name not in SMALL_FLOAT_NAMES:
+        return None
+    dtype = dtype_of_numbers(name)
+    words = value.view(getattr(torch, f"int{8 * dtype.itemsize}"))
+    return words.numpy().view(dtype)
 
 
 def _no_shared_memory(out: Any) -> SelectionError:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from gpushard.codecs.small_floats import refuse_computing
 from gpushard.errors import OptionError
 from gpushard.formats.new_document import ArrayArguments, new_document
 from gpushard.formats.new_historic import (
@@ -276,6 +277,7 @@ def _refuse_other_fill(given: Any, layout: ArrayLayout) -> None:
 def v3_blueprint(document: bytes, place: str, options: Options) -> Blueprint:
     """Blueprint of an array of Zarr v3 with this document."""
     layout = parse_document(document, place, options)
+    refuse_computing(layout.chain, layout.dtype)
     documents = ((join(place, V3_DOCUMENT), document),)
     return Blueprint(layout, documents, plain_keys(place), (place,), group=_V3_GROUP)
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpushard.codecs.small_floats import are_held, is_small_float
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.options import MIB
+from gpushard.placing.outputs import bits_of_tensor
 from gpushard.placing.scatter import holds_kind_of
 
 # Values that take more than this in the written data type stay as they were given. They
@@ -50,7 +52,8 @@ def fitting_values(
                 values = _broadcast(_cast(_without_repeats(array), dtype), shape)
     except GpushardError:
         raise
-    except (TypeError, ValueError, ArithmeticError) as error:
+    # Tensors that need a gradient raise RuntimeError.
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise SelectionError(
             f"the value does not fit what is written to: {str(error).rstrip('.')}",
             expected=f"{dtype} values that can be broadcast to {shape}",
@@ -85,7 +88,8 @@ def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The value as an array of its own data type, or of `dtype`."""
     if hasattr(value, "dtype"):
-        array = np.asarray(value)
+        bits = bits_of_tensor(value)
+        array = np.asarray(value) if bits is None else bits
         # A column of text in pandas is an array of objects.
         is_column = array.dtype.kind == "O" and dtype.kind in "TU"
         return array.astype(_ONLY_TEXT) if is_column else array
@@ -182,6 +186,8 @@ def _cast_of(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         cast = array.astype(dtype)
     except FloatingPointError as error:
         raise _out_of_range(f"values that {dtype} holds", "an overflow") from error
+    if is_small_float(dtype) and not are_held(array, cast):
+        raise _out_of_range(f"values that {dtype} holds", "other values")
     if dtype.kind in "SU":
         _refuse_cut(array, dtype)
     if dtype.kind in "mM":
