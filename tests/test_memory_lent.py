@@ -100,7 +100,7 @@ def test_what_is_kept_the_system_may_take():
     at = place(memory)
     assert lazily_freed(at) == 0
     del memory
-    assert lazily_freed(at) >= 4 * MIB
+    assert lazily_freed(at) >= 4 * MIB - UNTOLD
 
 
 class Watched(deque[Any]):
@@ -121,7 +121,11 @@ def test_pages_are_the_systems_before_they_can_be_lent_again():
     memory = taken(lender, 4 * MIB)
     memory[:] = 1
     del memory
-    assert back.freed == 4 * MIB
+    assert 4 * MIB - UNTOLD <= back.freed <= 4 * MIB
+
+
+# Linux tells of freed pages once a CPU has a batch of them (31; `struct folio_batch`).
+UNTOLD = 31 * 4 * KIB
 
 
 def lazily_freed(address: int) -> int:
