@@ -15,8 +15,9 @@ from gpushard.errors import OptionError, UnsupportedError
 if TYPE_CHECKING:
     import dask.array
 
-# dask lists the length of each block, in ten bytes and more.
-_MOST_BLOCKS = 10_000_000
+# dask lists the length of each block along an axis: a hundred million take it minutes
+# and gigabytes.
+_MOST_ALONG_AN_AXIS = 10_000_000
 # Arrays that a worker keeps open, with the shard indexes that it has read.
 _OPEN_ARRAYS = 64
 
@@ -117,32 +118,45 @@ def _blocks(array: Any, chunks: Any) -> Any:
 
 
 def _refuse_too_many(chunks: Any, shape: tuple[int, ...], itemsize: int) -> None:
-    """Refuse more blocks than dask can list, before it makes the list.
+    """Refuse more blocks than dask can list along an axis, before it makes the list.
 
-    It takes minutes and the memory of the host for it, which a document of an absurd
+    That would take minutes and the memory of the host, which a document of an absurd
     shape must not cost. What `chunks` are not plain lengths is left to dask.
     """
+    if isinstance(chunks, str) and chunks == "auto":
+        most = _most_along_an_axis(shape, itemsize)
+    else:
+        lengths = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(shape)
+        if isinstance(chunks, Mapping):
+            lengths = [*map(chunks.get, range(len(shape)))]
+        most = max(map(_n_along, shape, lengths), default=0)
+    if most > _MOST_ALONG_AN_AXIS:
+        raise OptionError(
+            "dask makes no such blocks: they are too many for its lists",
+            expected=f"at most {_MOST_ALONG_AN_AXIS} along an axis",
+            got=most,
+            hint="pass larger chunks=",
+        )
+
+
+def _n_along(extent: int, length: Any) -> int:
+    """How many blocks of a length there are along an axis; 0 if it is no length."""
+    is_length = isinstance(length, int | np.integer) and length > 0
+    return -(-extent // int(length)) if is_length else 0
+
+
+def _most_along_an_axis(shape: tuple[int, ...], itemsize: int) -> int:
+    """About the most blocks along an axis that dask cuts by itself, all axes alike."""
     import dask
     from dask.utils import parse_bytes
 
-    lengths = chunks if isinstance(chunks, tuple | list) else (chunks,) * len(shape)
-    n_blocks = 1
-    if isinstance(chunks, str) and chunks == "auto":
-        block_nbytes = parse_bytes(dask.config.get("array.chunk-size"))
-        n_blocks = prod(shape) * itemsize // block_nbytes
-    elif len(lengths) == len(shape):
-        for n, length in zip(shape, lengths, strict=True):
-            if isinstance(length, tuple):
-                n_blocks *= len(length)
-            elif isinstance(length, int | np.integer) and length > 0:
-                n_blocks *= -(-n // int(length))
-    if n_blocks > _MOST_BLOCKS:
-        raise OptionError(
-            "dask makes no such blocks: they are too many for its lists",
-            expected=f"at most {_MOST_BLOCKS}",
-            got=n_blocks,
-            hint="pass larger chunks=",
-        )
+    block_nbytes = parse_bytes(dask.config.get("array.chunk-size"))
+    n_left, most = prod(shape) * itemsize // block_nbytes, 0
+    for n_done, extent in enumerate(sorted(shape)):
+        # Short axes have as many blocks as they have elements.
+        most = max(1, min(extent, round(n_left ** (1 / (len(shape) - n_done)))))
+        n_left //= most
+    return most
 
 
 class GraphArray:

@@ -26,7 +26,7 @@ def answers_in_forks(works: Sequence[Callable[[], bool]]) -> list[bool]:
 
 
 def forked(work: Callable[[], bool]) -> multiprocessing.process.BaseProcess:
-    """A process that ends with 0 if `work` is true."""
+    """A process that ends with 0 if `work` is true, or with the process of the test."""
 
     def answer() -> None:
         # What thousands of tests have left is not walked through by each collection.
@@ -36,6 +36,8 @@ def forked(work: Callable[[], bool]) -> multiprocessing.process.BaseProcess:
     with warnings.catch_warnings():
         # Python warns of forks of a process that has threads; that is what is tested.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process = multiprocessing.get_context("fork").Process(target=answer)
+        process = multiprocessing.get_context("fork").Process(
+            target=answer, daemon=True
+        )
         process.start()
     return process

@@ -56,17 +56,23 @@ def test_more_blocks_than_fit_the_memory_are_refused(a, monkeypatch):
 
 @pytest.mark.parametrize(
     ("shards", "chunks"),
-    [((8, 8), None), (None, None), ((8, 8), (1, 1)), ((8, 8), ((1,) * 10**4, 1))],
+    [((8, 8), None), (None, None), ((8, 8), (1, 1)), ((8, 8), {1: 7})],
 )
 def test_more_blocks_than_dask_can_list_are_refused_at_once(
     shards, chunks, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("dask.array.core.normalize_chunks", None)
-    shape = (10**4, 10**14)
+    shape = (0 if chunks == (1, 1) else 10**4, 10**18)
     zarr.create_array(tmp_path, shape=shape, chunks=(4, 4), shards=shards, dtype="u1")
     with pytest.raises(gpushard.OptionError, match="too many for its lists") as told:
         gpushard.open_array(tmp_path).to_dask(chunks)
     assert int(told.value.got) > 10**7
+
+
+def test_many_blocks_along_several_axes_are_left_to_the_graph(tmp_path):
+    shape = (10**6, 10**6)
+    zarr.create_array(tmp_path, shape=shape, chunks=(4, 4), shards=(8, 8), dtype="u1")
+    assert gpushard.open_array(tmp_path).to_dask().npartitions == (10**6 // 8) ** 2
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,21 @@ def test_a_connection_that_ends_in_a_cycle_of_errors_is_closed_without_a_warning
     assert not [one for one in caught if place in str(one.message)]
 
 
+def test_an_address_for_which_the_system_has_no_socket_leaves_the_others(
+    server, monkeypatch
+):
+    real = socket.getaddrinfo
+
+    def found(_: Any, *args: Any, **kinds: Any) -> Any:
+        (one,) = real("127.0.0.1", args[0], type=socket.SOCK_STREAM)
+        return [(9999, *one[1:]), one]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    port = int(server.url.rpartition(":")[2])
+    store = open_url(f"http://two.example:{port}", {})
+    assert read_one(store).data.tobytes() == BODY
+
+
 def test_a_host_is_tried_at_each_of_its_addresses(server, monkeypatch):
     real = socket.getaddrinfo
     port = int(server.url.rpartition(":")[2])

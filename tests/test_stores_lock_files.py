@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 
 import numpy as np
 import pytest
@@ -80,12 +79,14 @@ def test_who_waited_for_a_lock_that_became_the_content_locks_a_new_file(
 def test_a_long_wait_for_a_lock_is_logged_with_the_place_of_its_file(
     files, tmp_path, monkeypatch, caplog
 ):
-    told = Event()
     monkeypatch.setattr(file_locks, "LONG_WAIT_S", 0.01)
-    monkeypatch.setattr(
-        caplog.handler, "emit", lambda record: told.set() or seen.append(record)
-    )
-    seen = []
+    seen, told = [], Event()
+
+    def emit(record):
+        seen.append(record)
+        told.set()
+
+    monkeypatch.setattr(caplog.handler, "emit", emit)
     with ThreadPoolExecutor(1) as pool:
         with files.locked("shard") as file:
             other = pool.submit(files.put, "shard", [NEW])
@@ -96,15 +97,20 @@ def test_a_long_wait_for_a_lock_is_logged_with_the_place_of_its_file(
     assert (tmp_path / "shard").read_bytes() == NEW.tobytes()
 
 
-def test_a_short_wait_for_a_lock_is_not_logged(files, monkeypatch, caplog):
-    flock, waits = fcntl.flock, Event()
+def test_once_a_wait_for_a_lock_is_over_it_is_not_logged_any_more(files, monkeypatch):
+    flock, waits, timers = fcntl.flock, Event(), []
+
+    class Seen(Timer):
+        def start(self):
+            timers.append(self)
+            super().start()
 
     def tell_of_waiting(file, operation):
         if operation == fcntl.LOCK_EX:
             waits.set()
         flock(file, operation)
 
-    monkeypatch.setattr(file_locks, "LONG_WAIT_S", 0.1)
+    monkeypatch.setattr(file_locks, "Timer", Seen)
     monkeypatch.setattr(fcntl, "flock", tell_of_waiting)
     with ThreadPoolExecutor(1) as pool:
         with files.locked("shard") as file:
@@ -112,8 +118,8 @@ def test_a_short_wait_for_a_lock_is_not_logged(files, monkeypatch, caplog):
             assert waits.wait(10)
             file.replace([OLD])
         other.result()
-    time.sleep(0.2)
-    assert not caplog.records
+    (timer,) = timers
+    assert timer.finished.is_set()
 
 
 def test_who_waited_for_a_lock_that_became_the_content_leaves_the_next_lock_alone(

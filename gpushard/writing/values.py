@@ -52,8 +52,7 @@ def fitting_values(
                 values = _broadcast(_cast(_without_repeats(array), dtype), shape)
     except GpushardError:
         raise
-    # Tensors that need a gradient raise RuntimeError.
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise SelectionError(
             f"the value does not fit what is written to: {str(error).rstrip('.')}",
             expected=f"{dtype} values that can be broadcast to {shape}",
@@ -88,6 +87,8 @@ def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 def _array_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The value as an array of its own data type, or of `dtype`."""
     if hasattr(value, "dtype"):
+        if getattr(value, "requires_grad", False):  # for which torch has RuntimeError
+            raise TypeError("a tensor needs its gradient, pass its detach()")
         bits = bits_of_tensor(value)
         array = np.asarray(value) if bits is None else bits
         # A column of text in pandas is an array of objects.

@@ -157,7 +157,8 @@ class _Socket(socket.socket):
     """
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(AttributeError, OSError):  # the system had no such socket
+            self.close()
 
 
 def connect(origin: Origin, proxy: Proxy | None, settings: HttpSettings) -> Wire:
@@ -188,7 +189,11 @@ def _connected(target: tuple[str, int], deadline: Deadline) -> Wire:
     failed: OSError | None = None
     found = socket.getaddrinfo(target[0].encode(), target[1], type=socket.SOCK_STREAM)
     for n_tried, (family, kind, number, _, address) in enumerate(found):
-        one = _Socket(family, kind, number)
+        try:
+            one = _Socket(family, kind, number)
+        except OSError as error:  # such as a system without IPv6
+            failed = error
+            continue
         wire = Wire(one, deadline)
         try:
             wire.begin(deadline)

@@ -99,9 +99,9 @@ def _telling(place: Path) -> Generator[None]:
     text = "waiting since %g s for whoever holds the lock of %s"
     timer = Timer(LONG_WAIT_S, _log.warning, (text, LONG_WAIT_S, place))
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread begins while the interpreter ends
-        timer.start()
     try:
+        with suppress(RuntimeError):  # no thread begins while the interpreter ends
+            timer.start()
         yield
     finally:
         timer.cancel()
