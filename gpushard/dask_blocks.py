@@ -151,7 +151,8 @@ def _most_along_an_axis(shape: tuple[int, ...], itemsize: int) -> int:
     from dask.utils import parse_bytes
 
     block_nbytes = parse_bytes(dask.config.get("array.chunk-size"))
-    n_left, most = prod(shape) * itemsize // block_nbytes, 0
+    # No more than a float holds; the last axis has what is left, so it stays absurd.
+    n_left, most = min(prod(shape) * itemsize // block_nbytes, 2**1000), 0
     for n_done, extent in enumerate(sorted(shape)):
         # Short axes have as many blocks as they have elements.
         most = max(1, min(extent, round(n_left ** (1 / (len(shape) - n_done)))))
