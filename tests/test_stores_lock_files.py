@@ -76,6 +76,16 @@ def test_who_waited_for_a_lock_that_became_the_content_locks_a_new_file(
     assert os.listdir(tmp_path) == ["shard"]
 
 
+def write_twice(files: FileWriter, waits: Event) -> None:
+    """Write OLD, and NEW by a writer that waits for the lock when `waits` is set."""
+    with ThreadPoolExecutor(1) as pool:
+        with files.locked("shard") as file:
+            other = pool.submit(files.put, "shard", [NEW])
+            assert waits.wait(10)
+            file.replace([OLD])
+        other.result()
+
+
 def test_a_long_wait_for_a_lock_is_logged_with_the_place_of_its_file(
     files, tmp_path, monkeypatch, caplog
 ):
@@ -87,12 +97,7 @@ def test_a_long_wait_for_a_lock_is_logged_with_the_place_of_its_file(
         told.set()
 
     monkeypatch.setattr(caplog.handler, "emit", emit)
-    with ThreadPoolExecutor(1) as pool:
-        with files.locked("shard") as file:
-            other = pool.submit(files.put, "shard", [NEW])
-            assert told.wait(10)
-            file.replace([OLD])
-        other.result()
+    write_twice(files, told)
     assert str(tmp_path / ".shard.lock") in seen[0].getMessage()
     assert (tmp_path / "shard").read_bytes() == NEW.tobytes()
 
@@ -112,12 +117,7 @@ def test_once_a_wait_for_a_lock_is_over_it_is_not_logged_any_more(files, monkeyp
 
     monkeypatch.setattr(file_locks, "Timer", Seen)
     monkeypatch.setattr(fcntl, "flock", tell_of_waiting)
-    with ThreadPoolExecutor(1) as pool:
-        with files.locked("shard") as file:
-            other = pool.submit(files.put, "shard", [NEW])
-            assert waits.wait(10)
-            file.replace([OLD])
-        other.result()
+    write_twice(files, waits)
     (timer,) = timers
     assert timer.finished.is_set()
 

@@ -66,10 +66,10 @@ def workloads(
 def _leading(shape: Sequence[int], n_rows: int) -> TimedReads:
     about = "everything" if n_rows == shape[0] else f"the first {n_rows} rows"
 
-    def everything(_: int) -> list[Key]:
+    def rows(_: int) -> list[Key]:
         return [(slice(0, n_rows),)]
 
-    return TimedReads("full", about, everything)
+    return TimedReads("full", about, rows)
 
 
 def _single(shape: Sequence[int]) -> TimedReads:
