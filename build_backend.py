@@ -92,7 +92,7 @@ class ShippedLoops(BuildHookInterface):
             why = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
             self.app.display_warning(f"the wheel is without compiled loops: {why}")
 
-    def finalize(self, *_: Any) -> None:
+    def finalize(self, *_: Any, **_named: Any) -> None:
         """Remove the file, which is in the wheel now."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()

@@ -17,14 +17,14 @@ from benchmarks.machine import commit, load, machine
 from benchmarks.runner import Settings, Suite
 
 _RESULTS = Path(__file__).parent / "results"
-_QUICK = {
+_QUICK: dict[str, Any] = {
     "nbytes": 16 * MIB,
     "inner": [4 * KIB, 32 * KIB],
     "codecs": ["none", "zstd", "blosc-lz4"],
     "repetitions": 5,
     "budget_s": 0.25,
 }
-_FULL = {
+_FULL: dict[str, Any] = {
     "nbytes": 256 * MIB,
     "inner": list(INNER_NBYTES),
     "codecs": list(CODECS),
@@ -218,7 +218,7 @@ def _measure(arguments: list[str]) -> int:
     parsed = _parser().parse_args(arguments)
     defaults = _QUICK if parsed.quick else _FULL
     given = {k: v for k, v in vars(parsed).items() if v is not None}
-    chosen = {"dir": None, **defaults, **given}
+    chosen: dict[str, Any] = {"dir": None, **defaults, **given}
     settings = Settings(
         tuple(chosen["contenders"]),
         chosen["repetitions"],

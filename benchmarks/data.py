@@ -6,14 +6,27 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.configs import DTYPES, Config, Dataset, Shape
+from benchmarks.configs import DTYPES, Dataset, Shape
 
 SEED = 20261120
+
+
+class Described(Protocol):
+    """An array that is to be stored."""
+
+    @property
+    def slug(self) -> str:
+        """Name of its directory."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """Contents of its ``zarr.json``."""
+        ...
 
 
 def generate(dataset: Dataset, shape: Shape) -> NDArray[Any]:
@@ -59,18 +72,18 @@ def raw_path(array_path: Path) -> Path:
     return array_path.with_name(f"{dataset}.npy")
 
 
-def write(config: Config, root: Path, values: NDArray[Any]) -> Path:
+def write(array: Described, root: Path, values: NDArray[Any]) -> Path:
     """Path of the array that now holds `values`, written by zarr-python."""
-    path = begin(config, root)
+    path = begin(array, root)
     fill(path, values)
     return path
 
 
-def begin(config: Config, root: Path) -> Path:
+def begin(array: Described, root: Path) -> Path:
     """Path of a new array that holds nothing yet."""
-    path = root / config.slug
+    path = root / array.slug
     path.mkdir()
-    (path / "zarr.json").write_text(json.dumps(config.document()), encoding="utf-8")
+    (path / "zarr.json").write_text(json.dumps(array.document()), encoding="utf-8")
     return path
 
 

@@ -27,6 +27,7 @@ from benchmarks.machine import commit, load, machine
 from gpushard.fused.choice import are_loaded
 from gpushard.planning.touched import TouchedGrid
 from gpushard.selecting import expressions
+from gpushard.selecting.selection import with_columns
 
 PLAN, FIRST = "plan of a[i]", "a[i] before the loops are loaded"
 READ = "a[i]"
@@ -86,7 +87,7 @@ def _without_loops(path: Path, values: Any) -> dict[str, Callable[[int], Any]]:
     grid, limit = TouchedGrid(a.source.layout), a.source.options.small_read_chunks
 
     def plan(i: int) -> Any:
-        return grid.touched(expressions.basic(i, a.shape), limit)
+        return grid.touched(with_columns(expressions.basic(i, a.shape)), limit)
 
     return {PLAN: plan, FIRST: _checked(FIRST, lambda i: a[i], values)}
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,7 @@ def read_box(handle: Handle, key: tuple[Any, ...]) -> None:
     if any(part != slice(None) for part in key):
         raise NotImplementedError("there is no such floor but for full reads")
     starts = range(0, len(handle.chunks), handle.per_task)
-    list(handle.pool.map(lambda start: _decode_some(handle, start), starts))
+    list(handle.pool.map(partial(_decode_some, handle), starts))
 
 
 def _decode_some(handle: Handle, start: int) -> None:

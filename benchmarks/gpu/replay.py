@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -16,8 +17,10 @@ from gpushard.device_reading.read import DeviceRead, read_to_device
 from gpushard.device_reading.sink import most_rows
 from gpushard.devices import budget
 from gpushard.devices.base import Device
-from gpushard.devices.nvcomp import Nvcomp
+from gpushard.devices.nvcomp import Nvcomp, StreamTables
+from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.devices.output import DeviceOutput
+from gpushard.fetching.job import Job
 from gpushard.report import Tally
 from gpushard.selecting.selection import whole
 
@@ -88,7 +91,7 @@ class Recorder:
             Call(
                 "kernel",
                 kernel,
-                lambda on: self._device.launch(kernel, grid, parameters, on),
+                partial(self._device.launch, kernel, grid, parameters),
             )
         )
 
@@ -99,7 +102,7 @@ class Recorder:
             Call(
                 "upload",
                 str(len(data)),
-                lambda on: self._device.upload(address, data, on),
+                partial(self._device.upload, address, data),
             )
         )
 
@@ -125,17 +128,33 @@ class RecordedDecoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)
 
-    def decompress_async(self, algorithm: Any, *arguments: Any) -> None:
+    def decompress_async(
+        self,
+        algorithm: Algorithm,
+        tables: StreamTables,
+        temp: int,
+        temp_nbytes: int,
+        stream: int,
+    ) -> None:
         """Decode, and note it."""
-        *others, stream = arguments
-        self._decoder.decompress_async(algorithm, *others, stream)
-        self._calls.append(
-            Call(
-                "decode",
-                algorithm.value,
-                lambda on: self._decoder.decompress_async(algorithm, *others, on),
-            )
-        )
+        decode = self._decoder.decompress_async
+        again = partial(decode, algorithm, tables, temp, temp_nbytes)
+        again(stream)
+        self._calls.append(Call("decode", algorithm.value, again))
+
+
+def finished(read: DeviceRead) -> Job:
+    """Job of a read that the device has done.
+
+    Raises
+    ------
+    RuntimeError
+        The host would have to scatter.
+    """
+    job = read_to_device(read)
+    if job is None:
+        raise RuntimeError("the device has no room for the tables of a read")
+    return job
 
 
 def scatter(name: str, run: Run) -> None:
@@ -180,7 +199,7 @@ def _replay(run: Run, name: str, layout: Layout) -> None:
     read = DeviceRead(a.source, [whole(a.shape)], [output], device, Tally())
     # The job keeps the memory of the batch, which reads cut sooner.
     with mock.patch.object(budget, "MAX_ENCODED_NBYTES", 2 * layout.nbytes):
-        job = read_to_device(read)
+        job = finished(read)
     calls = _of_the_batch(recorder.calls)
     stream = device.create_stream()
     found = [

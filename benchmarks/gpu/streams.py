@@ -106,8 +106,18 @@ class Batch:
         packed = np.concatenate(columns).view(np.uint8)
         table = uploaded(device, packed, stream)
         told = device.allocate(12 * count)
-        at = [table.address + 8 * count * k for k in range(4)]
-        tables = StreamTables(count, *at, told.address, told.address + 8 * count)
+        src, src_nbytes, dst, capacity = (
+            table.address + 8 * count * k for k in range(len(columns))
+        )
+        tables = StreamTables(
+            count,
+            src,
+            src_nbytes,
+            dst,
+            capacity,
+            actual_nbytes=told.address,
+            statuses=told.address + 8 * count,
+        )
         temp_nbytes = device.decoder.temp_nbytes(
             algorithm, count, int(sizes.max()), int(sizes.sum())
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
 from math import inf
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from benchmarks.gpu import images
 from benchmarks.gpu.run import Run, Skipped
@@ -97,7 +98,7 @@ def _peer(run: Run, chain: str, peer: str, trainer: Trainer) -> Columns:
 
 
 def put_rows(
-    run: Run, trainer: Trainer, rows: dict[str, Callable[[Trainer], Columns]]
+    run: Run, trainer: Trainer, rows: Mapping[str, Callable[[Trainer], Columns]]
 ) -> None:
     """Tell each row that is wanted; what fails does not keep the others back."""
     failures: list[Exception] = []
@@ -228,12 +229,9 @@ def _larger() -> Iterator[None]:
     """Reads of a loader have more samples, so that fewer are planned and begun."""
     from gpushard.loader import reading
 
-    usual = reading.LOAD_NBYTES
-    reading.LOAD_NBYTES = usual * _LARGER
-    try:
+    nbytes = reading.LOAD_NBYTES * _LARGER
+    with mock.patch.object(reading, "LOAD_NBYTES", nbytes):
         yield
-    finally:
-        reading.LOAD_NBYTES = usual
 
 
 HOWS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -263,8 +263,8 @@ def _block_batches(read: Reader, epoch: int) -> Iterator[np.ndarray]:
     mine = groups[worker.id :: worker.num_workers] if worker else groups
     n = data.ROWS_CHUNK
     for group in mine:
-        selections = [(slice(b * n, b * n + n),) for b in np.sort(group).tolist()]
-        parts = read(selections)
+        starts = (np.sort(group) * n).tolist()
+        parts = read([(slice(start, start + n),) for start in starts])
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
         order = rng.permutation(len(rows))
         for first in range(0, len(rows), data.ROWS_BATCH):

@@ -28,6 +28,7 @@ N_PATCHES = N_ALONG**3
 def write(workload: str, directory: Path) -> Path:
     """Path of the array of a workload, in a group, written by zarr-python."""
     import zarr
+    from zarr.codecs import ZstdCodec
 
     zarr.open_group(str(directory), mode="a")
     path = directory / f"{workload}.zarr"
@@ -40,7 +41,7 @@ def write(workload: str, directory: Path) -> Path:
         dtype="u1" if is_rows else "f4",
         chunks=chunks,
         shards=shards,
-        compressors=zarr.codecs.ZstdCodec(level=3),
+        compressors=ZstdCodec(level=3),
         dimension_names=("row", "column") if is_rows else ("z", "y", "x"),
     )
     if not is_rows:
@@ -89,9 +90,9 @@ class Check:
         self._seen: list[NDArray[Any]] = []
         if workload == "rows":
             sums = [values.sum(axis=1, dtype=np.int64) for _, values in rows()]
-            self._sums = np.concatenate(sums)
+            self._expected: NDArray[Any] = np.concatenate(sums)
         else:
-            self._patch = volume()[:PATCH, :PATCH, :PATCH].copy()
+            self._expected = volume()[:PATCH, :PATCH, :PATCH].copy()
 
     def see(self, batch: NDArray[Any]) -> None:
         """Look at a batch.
@@ -104,13 +105,13 @@ class Check:
         if self._workload == "rows":
             batch = batch.reshape(len(batch), ROW)
             number = np.ascontiguousarray(batch[:, :4]).view("<u4").reshape(-1)
-            is_right = batch.sum(axis=1, dtype=np.int64) == self._sums[number]
+            is_right = batch.sum(axis=1, dtype=np.int64) == self._expected[number]
         else:
             batch = batch.reshape(-1, PATCH, PATCH, PATCH)
             first = batch[:, 0, 0, 0]
             number = first.astype(np.int64)
             is_right = np.array(
-                [np.array_equal(b - b[0, 0, 0], self._patch) for b in batch]
+                [np.array_equal(b - b[0, 0, 0], self._expected) for b in batch]
             )
         if not is_right.all():
             raise ValueError("a sample is not what is stored")

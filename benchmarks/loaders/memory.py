@@ -24,6 +24,7 @@ _N_LOOKS = 20
 def main() -> None:
     """Print the figures, as JSON."""
     import zarr
+    from zarr.codecs import ZstdCodec
 
     import gpushard
 
@@ -36,14 +37,14 @@ def main() -> None:
             dtype="u1",
             chunks=(_CHUNK, _ROW_NBYTES),
             shards=(_SHARD, _ROW_NBYTES),
-            compressors=zarr.codecs.ZstdCodec(level=1),
+            compressors=ZstdCodec(level=1),
         )
         part = np.random.default_rng(0).integers(0, 4, (_SHARD, _ROW_NBYTES), "u1")
         for first in range(0, n_rows, _SHARD):
             array[first : first + _SHARD] = part[: n_rows - first]
         del part
         opened = gpushard.open_array(path, device="cpu")
-        options = {"batch_size": 256, "shuffle": True, "block": "chunk"}
+        options: dict[str, Any] = {"batch_size": 256, "shuffle": True, "block": "chunk"}
         with gpushard.Loader(opened, buffer_blocks=64, **options) as loader:
             sys.stdout.write(json.dumps(_looked_at(loader, opened.nbytes)) + "\n")
 
