@@ -100,6 +100,7 @@ def store_and_path(
     device: str | Device,
     storage_options: Mapping[str, Any] | None,
     options: Options,
+    named: type[naming] = naming,
 ) -> tuple[Store, str]:
     """Store that a caller's arguments name, and the path in it.
 
@@ -108,7 +109,7 @@ def store_and_path(
     NotFoundError, UnsupportedError, OptionError, StoreError
         As for `find_device`, which comes first, and for `resolve`.
     """
-    with naming(str(store), path):
+    with named(str(store), path):
         find_device(device)  # refused before anything is opened
     with hinting(store):
         return resolve(store, path, options, storage_options)

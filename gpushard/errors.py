@@ -33,6 +33,8 @@ from typing import Any, Literal, Protocol
 # Characters of one fact that a message shows; the fields hold all of it.
 _LONGEST_FACT = 200
 
+_NodeType = Literal["array", "group"]
+
 
 class GpushardError(Exception):
     """Root of the tree.
@@ -45,6 +47,8 @@ class GpushardError(Exception):
         Where, as far as it is known. `inner_chunk` is the coordinate of the inner
         chunk in the array's grid of inner chunks; `json_path` points into the
         metadata document.
+    node_type
+        What is at `array_path`, if known: an array, or a group.
     expected, got
         The two sides of a contradiction.
     hint
@@ -70,6 +74,7 @@ class GpushardError(Exception):
         inner_chunk: tuple[int, ...] | None = None,
         codec: str | None = None,
         json_path: str | None = None,
+        node_type: _NodeType | None = None,
         expected: Any = None,
         got: Any = None,
         hint: str | None = None,
@@ -82,6 +87,7 @@ class GpushardError(Exception):
         self.inner_chunk = inner_chunk
         self.codec = codec
         self.json_path = json_path
+        self.node_type = node_type
         self.expected = expected
         self.got = got
         self.hint = hint
@@ -94,8 +100,12 @@ class GpushardError(Exception):
         shard_key: str | None = None,
         inner_chunk: tuple[int, ...] | None = None,
         codec: str | None = None,
+        node_type: _NodeType | None = None,
     ) -> None:
         """Fill in fields that are not known yet; known fields stay."""
+        # An array of a group is no group.
+        if self.node_type is None and self.array_path in (None, array_path):
+            self.node_type = node_type
         # "" is the path of the root and () the coordinate in a 0-d array: both known.
         places = (
             ("store_url", store_url),
@@ -112,7 +122,7 @@ class GpushardError(Exception):
         where = [
             f"{label} {_shortened(repr(value))}"
             for label, value in (
-                ("array", self._address),
+                (self.node_type or "array", self._address),
                 ("shard", self._shard),
                 ("inner chunk", self.inner_chunk),
                 ("codec", self.codec),
@@ -171,6 +181,7 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
     """
 
     __slots__ = ("_array_path", "_on_damage", "_store")
+    _node_type: _NodeType | None = None
 
     def __init__(
         self,
@@ -194,7 +205,11 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
         if error is None:
             return False
         if isinstance(error, GpushardError):
-            error.add_context(store_url=self._url, array_path=self._array_path)
+            error.add_context(
+                store_url=self._url,
+                array_path=self._array_path,
+                node_type=self._node_type,
+            )
             if self._on_damage is not None and isinstance(error, CorruptShardError):
                 self._on_damage(error)
         elif isinstance(error, MemoryError):
@@ -203,6 +218,7 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
                 f"the host has not enough memory{reason}",
                 store_url=self._url,
                 array_path=self._array_path,
+                node_type=self._node_type,
                 hint="select less at a time; inner chunks are decoded one a thread",
             ) from error
         return False
@@ -210,6 +226,13 @@ class naming:  # noqa: N801 - reads like the function that it is to its callers
     @property
     def _url(self) -> str:
         return self._store if isinstance(self._store, str) else self._store.url
+
+
+class naming_group(naming):  # noqa: N801 - as above
+    """Add the group at `array_path`, and do otherwise as `naming`."""
+
+    __slots__ = ()
+    _node_type = "group"
 
 
 def _shortened(value: Any) -> str:

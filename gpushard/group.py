@@ -27,6 +27,7 @@ from gpushard.errors import (
     StoreError,
     UnsupportedError,
     naming,
+    naming_group,
 )
 from gpushard.hierarchies.documents import (
     GroupContents,
@@ -35,6 +36,7 @@ from gpushard.hierarchies.documents import (
     directory_gone,
     is_deleted,
     join,
+    no_such_array,
 )
 from gpushard.layout import ArrayLayout
 from gpushard.metadata import (
@@ -91,10 +93,11 @@ def open_group(
     >>> group["u"].dimension_names
     ('month', 'level', 'latitude', 'longitude')
     """
-    opened, place = store_and_path(store, path, device, storage_options, options)
+    how = device, storage_options, options, naming_group
+    opened, place = store_and_path(store, path, *how)
     if use_consolidated is not None:
         instance(use_consolidated, "use_consolidated", bool)
-    with naming(opened, place), hinting(opened, place):
+    with naming_group(opened, place), hinting(opened, place):
         document = load_group(opened, place, use_consolidated=use_consolidated)
     return Group(opened, document, device, options, use_consolidated is not False)
 
@@ -175,7 +178,7 @@ class Group(Mapping[str, Array]):
             As for `open_group`.
         """
         place = self._join(name)
-        with naming(self._store, place), hinting(self._store, place):
+        with naming_group(self._store, place), hinting(self._store, place):
             self._refuse_broken(name)
             known = group_below(self._document, name)
             document = known or load_group(
@@ -196,7 +199,7 @@ class Group(Mapping[str, Array]):
         """
         if self._document.known is not None:
             return self
-        with naming(self._store, self.path):
+        with naming_group(self._store, self.path):
             contents = self._document.looked_up()
         return self._over(replace(self._document, contents=contents), self._device)
 
@@ -223,20 +226,15 @@ class Group(Mapping[str, Array]):
         except MetadataError as error:
             if not _is_of_a_group(error):
                 raise
-            raise NoSuchArrayError(
-                f"{name!r} is a group, not an array",
-                array_path=self.path,
-                hint=f"open it with group({name!r})",
-            ) from error
+            what, hint = f"{name!r} is a group, not an array", f"group({name!r})"
+            raise no_such_array(what, self.path, f"open it with {hint}") from error
         except NoSuchArrayError:
             raise
         except NotFoundError as error:
             names = [other for other in self._names_as_hint() if other != name]
-            raise NoSuchArrayError(
-                f"the group has no array {name!r}",
-                array_path=self.path,
-                hint=f"it has {likely_names(name, names)}" if names else None,
-            ) from error
+            hint = f"it has {likely_names(name, names)}" if names else None
+            what = f"the group has no array {name!r}"
+            raise no_such_array(what, self.path, hint) from error
 
     def _found(self, name: str) -> ArrayLayout:
         self._refuse_broken(name)
@@ -265,7 +263,7 @@ class Group(Mapping[str, Array]):
     def _looked_up(self) -> GroupContents:
         """What lies below the group; listed once, and kept."""
         if self._contents is None:
-            with naming(self._store, self.path):
+            with naming_group(self._store, self.path):
                 self._contents = self._document.looked_up()
         return self._contents
 
@@ -325,7 +323,7 @@ class Group(Mapping[str, Array]):
     def _names(self, kind: str) -> tuple[str, ...]:
         contents = self._looked_up()
         if not contents.is_listed:
-            with naming(self._store, self.path):
+            with naming_group(self._store, self.path):
                 raise cannot_list(self.path)
         children = contents.children.items()
         return tuple(sorted(name for name, node_type in children if node_type == kind))

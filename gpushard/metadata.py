@@ -180,7 +180,7 @@ def _group_of(
         if use_consolidated is not False:
             consolidated = _consolidated(document)
     except GpushardError as error:
-        error.add_context(array_path=path)
+        error.add_context(array_path=path, node_type="group")
         raise
     if consolidated is not None:
         contents = GroupContents(children_of(*consolidated), *consolidated)
@@ -285,6 +285,7 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
         raise kind(
             "the Zarr format is not 3",
             array_path=path,
+            node_type=wanted,
             json_path="zarr_format",
             expected=3,
             got=repr(zarr_format)[:80],

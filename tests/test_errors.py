@@ -98,6 +98,9 @@ def test_a_message_without_facts_is_its_first_words_and_a_full_stop():
         ({"array_path": ""}, "no."),
         ({"inner_chunk": ()}, "no (inner chunk ())."),
         ({"inner_chunk": (0,)}, "no (inner chunk (0,))."),
+        ({"array_path": "a", "node_type": "array"}, "no (array 'a')."),
+        ({"array_path": "a", "node_type": "group"}, "no (group 'a')."),
+        ({"array_path": "", "node_type": "group"}, "no."),
     ],
 )
 def test_a_message_tells_only_the_facts_there_are(fields, message):
@@ -185,3 +188,23 @@ def test_added_context_of_a_0d_array_stays_and_is_told():
 def test_an_address_keeps_the_slashes_of_its_scheme(url, path, address):
     error = MetadataError("it is broken", store_url=url, array_path=path)
     assert str(error) == f"it is broken (array '{address}')."
+
+
+@pytest.mark.parametrize("error", [GpushardError("no"), MemoryError()])
+def test_a_block_about_a_group_says_so(error):
+    with pytest.raises(GpushardError) as caught, errors.naming_group("file:///x", "g"):
+        raise error
+    assert caught.value.node_type == "group"
+    assert "(group 'file:///x/g')" in str(caught.value)
+
+
+def test_an_array_of_a_group_stays_an_array():
+    with pytest.raises(GpushardError) as caught, errors.naming_group("file:///x", "g"):
+        raise GpushardError("no", array_path="g/a")
+    assert str(caught.value) == "no (array 'file:///x/g/a')."
+
+
+def test_what_is_known_of_a_node_stays():
+    with pytest.raises(GpushardError) as caught, errors.naming_group("file:///x", "g"):
+        raise GpushardError("no", array_path="g", node_type="array")
+    assert str(caught.value) == "no (array 'file:///x/g')."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import sys
@@ -193,7 +194,7 @@ def test_a_device_that_is_not_there(place, monkeypatch):
             assert_named(caught.value, place, "raw")
         with pytest.raises(gpushard.UnsupportedError) as caught:
             gpushard.open_group(place, device=device)
-        assert f"array '{place}'" in str(caught.value)
+        assert f"(group '{place}')" in str(caught.value)
 
 
 def test_an_array_of_a_group_that_cannot_be_opened(place):
@@ -211,6 +212,46 @@ def test_an_array_of_a_group_that_cannot_be_opened(place):
     with pytest.raises(gpushard.NotFoundError) as caught:
         g.group("absent")
     assert_named(caught.value, place, "absent")
+
+
+def spoil_document(group: Path) -> None:
+    document = json.loads((group / "zarr.json").read_text())
+    document["attributes"] = 3
+    (group / "zarr.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "ask"),
+    [
+        ("", lambda g: gpushard.open_group(g)["absent"]),
+        ("", lambda g: gpushard.open_group(g)["below"]),
+        ("", lambda g: gpushard.open_group(g, use_consolidated=True)),
+        ("", gpushard.open_array),
+        ("absent", lambda g: gpushard.open_group(g, "absent")),
+        ("absent", lambda g: gpushard.open_group(g).group("absent")),
+        ("below", lambda g: gpushard.open_array(g, "below")),
+        ("spoilt", lambda g: gpushard.open_group(g, "spoilt")),
+        ("spoilt", lambda g: gpushard.open_group(g).group("spoilt")),
+        ("spoilt", lambda g: gpushard.convert(g, g.parent / "dst")),
+    ],
+)
+def test_what_is_about_a_group(place, name, ask):
+    for below in ("below", "spoilt"):
+        zarr.create_group(place / below)
+    spoil_document(place / "spoilt")
+    with pytest.raises(gpushard.GpushardError) as caught:
+        ask(place)
+    where = f"{place.as_uri()}/{name}".rstrip("/")
+    assert f"(group '{where}'" in str(caught.value)
+    assert caught.value.node_type == "group"
+
+
+def test_an_array_in_place_of_a_group(place):
+    g = gpushard.open_group(place)
+    for ask in (lambda: gpushard.open_group(place, "raw"), lambda: g.group("raw")):
+        with pytest.raises(gpushard.MetadataError, match="this is an array") as caught:
+            ask()
+        assert f"(array '{place.as_uri()}/raw'" in str(caught.value)
 
 
 @pytest.mark.parametrize("selection", ["[9]", "[0, 0, 0]", "[a]", "[::0]", "[1:2:3:4]"])

@@ -123,8 +123,8 @@ def _is_here_gone() -> bool:
 
 
 _ERROR_FIELDS = (
-    *("what", "store_url", "array_path", "shard_key", "inner_chunk", "codec"),
-    *("json_path", "expected", "got", "hint"),
+    *("what", "store_url", "array_path", "node_type", "shard_key"),
+    *("inner_chunk", "codec", "json_path", "expected", "got", "hint"),
 )
 
 

@@ -306,6 +306,7 @@ def cannot_list(path: str) -> StoreError:
     return StoreError(
         "this store cannot list what lies below a group",
         array_path=path,
+        node_type="group",
         hint="open an array by its path, or consolidate the group's metadata",
     )
 
@@ -315,8 +316,14 @@ def not_consolidated(path: str) -> OptionError:
     return OptionError(
         "the group has no consolidated metadata",
         array_path=path,
+        node_type="group",
         hint="run zarr.consolidate_metadata, or do not demand them",
     )
+
+
+def no_such_array(what: str, path: str, hint: str | None) -> NoSuchArrayError:
+    """Error for an array that the group at `path` does not have."""
+    return NoSuchArrayError(what, array_path=path, node_type="group", hint=hint)
 
 
 def directory_gone(name: str) -> NoSuchArrayError:
@@ -336,6 +343,7 @@ def group_instead(path: str, names: Iterable[str]) -> MetadataError:
     return MetadataError(
         f"{shown(path) if path else 'the root of the store'} is a group, not an array",
         json_path="node_type",
+        node_type="group",
         hint=f"open {' or '.join(shortened) or 'an array below it'}",
     )
 
@@ -346,5 +354,6 @@ def array_instead(path: str) -> MetadataError:
         "this is an array, not a group",
         array_path=path,
         json_path="node_type",
+        node_type="array",
         hint="open it with gpushard.open_array, or name the group that has it",
     )

@@ -66,7 +66,7 @@ def find_group(
         try:
             return _consolidated(consolidated, path)
         except GpushardError as error:
-            error.add_context(array_path=path)
+            error.add_context(array_path=path, node_type="group")
             raise
     group, attributes = _with_attributes(store, path, V2_GROUP)
     if group is None:
