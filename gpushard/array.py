@@ -301,11 +301,12 @@ class Array(DescribedArray):
 
     def _write(self, selection: ParsedSelection, value: Any) -> None:
         from gpushard.writing.assign import assign
-        from gpushard.writing.enlarged import source_by_now
+        from gpushard.writing.enlarged import source_by_now, telling
 
         with self._naming:
             source = source_by_now(self.source, selection)
-            assign(source, selection, value, device=self._device)
+            with telling(self.source, source):
+                assign(source, selection, value, device=self._device)
 
     def _placements(self, tally: Tally) -> tuple[CodecPlacement, ...]:
         if self._device is None:

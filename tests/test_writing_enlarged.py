@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
-from gpushard.errors import NotFoundError, ObjectChangedError
+from gpushard.errors import NotFoundError, ObjectChangedError, UnsupportedError
 from gpushard.stores.base import lasts
 from gpushard.writing import enlarged
 
@@ -76,6 +76,24 @@ def test_elements_beyond_stay_in_a_zarr_store():
     a[...] = 5
     want[: SHAPE[0], : SHAPE[1]] = 5
     assert np.array_equal(zarr.open_array(store)[...], want)
+
+
+def test_a_refusal_of_a_part_of_a_shard_tells_that_the_array_was_enlarged(tmp_path):
+    store = zarr.storage.WrapperStore(zarr.storage.LocalStore(tmp_path))
+    a = new(store, **KINDS["sharded"])
+    with pytest.raises(UnsupportedError) as caught:
+        a[9, 6] = 5
+    assert "enlarged" not in str(caught.value)
+    want = enlarge(store)
+    with pytest.raises(UnsupportedError) as caught:
+        a[8:, 6:] = 5
+    assert (
+        "; others have enlarged the array to (15, 13): open it again, and write"
+        in str(caught.value)
+    )
+    again = gpushard.open_array(store, device="cpu")
+    again[8:, 6:12] = want[8:, 6:12] = 5
+    assert np.array_equal(again[...], want)
 
 
 def test_listed_elements_that_are_all_of_an_inner_chunk_leave_those_beyond(tmp_path):

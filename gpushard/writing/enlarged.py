@@ -7,12 +7,13 @@ If others have enlarged the array since, what they stored beyond would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import ge
 from typing import Any
 
-from gpushard.errors import ObjectChangedError
+from gpushard.errors import ObjectChangedError, UnsupportedError
 from gpushard.hierarchies.documents import join
 from gpushard.layout import GridAxis
 from gpushard.metadata import DOCUMENTS, load_array
@@ -74,6 +75,24 @@ def source_by_now(source: Source, selection: ParsedSelection) -> Source:
     return replace(
         source, layout=replace(layout, axes=larger, shape=shape), chunks=None
     )
+
+
+@contextmanager
+def telling(opened: Source, now: Source) -> Iterator[None]:
+    """Say in a refusal to write to a part of a shard that the array was enlarged.
+
+    The part may be a whole shard of the array as it was opened.
+    """
+    try:
+        yield
+    except UnsupportedError as error:
+        if now is not opened and error.shard_key is not None and error.hint:
+            shape = now.layout.shape
+            error.hint = (
+                f"others have enlarged the array to {shape}: open it again, and"
+                f" {error.hint}"
+            )
+        raise
 
 
 def _lasting_versions(source: Source, keys: Sequence[str]) -> list[Any] | None:
