@@ -78,6 +78,43 @@ def test_the_lock_file_of_another_users_killed_writer_stops_no_write(
     assert not left.exists()
 
 
+def test_a_lock_file_that_nobody_else_may_open_is_told_with_its_owner(
+    array, tmp_path, monkeypatch
+):
+    array[...] = 1
+    left = tmp_path / "a" / "c" / ".0.lock"
+    left.touch()
+    left.chmod(0o600)
+    for flag in (os.O_RDWR, os.O_RDONLY):
+        refuse_locks(monkeypatch, flag)
+    with pytest.raises(gpushard.StoreError) as caught:
+        array[3] = 7
+    told = str(caught.value)
+    assert f"it belongs to user {left.stat().st_uid} and has the mode 0600" in told
+    assert caught.value.got == str(left)
+    assert caught.value.shard_key == "c/0"
+    assert "umask" in told
+
+
+def test_a_lock_file_that_is_gone_once_it_was_denied_stops_no_write(
+    array, tmp_path, monkeypatch
+):
+    array[...] = 1
+    left, opening = tmp_path / "a" / "c" / ".0.lock", os.open
+    left.touch()
+
+    def refuse(path, flags, *args, **place):
+        if path == ".0.lock" and not flags & os.O_CREAT and left.exists():
+            if not flags & os.O_RDWR:
+                left.unlink()  # its writer has ended
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opening(path, flags, *args, **place)
+
+    monkeypatch.setattr(os, "open", refuse)
+    array[3] = 7
+    assert array[2:5].tolist() == [1, 7, 1]
+
+
 def test_a_write_to_a_directory_of_other_users_is_denied_at_once(array, monkeypatch):
     array[...] = 1
     refuse_locks(monkeypatch, os.O_RDWR | os.O_CREAT)  # and there is none

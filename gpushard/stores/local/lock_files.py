@@ -10,7 +10,9 @@ directory in its place is refused.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 
 from gpushard.errors import StoreError
@@ -96,8 +98,30 @@ def _open(directory: Directory, lock_name: str) -> tuple[FileIO | None, bool]:
         except PermissionError:
             # It is another user's. To be locked it need not be writable, except on some
             # network file systems.
-            return opened(os.O_RDONLY), False
+            with _telling_owner(directory, lock_name):
+                return opened(os.O_RDONLY), False
     return None, False
+
+
+@contextmanager
+def _telling_owner(directory: Directory, lock_name: str) -> Iterator[None]:
+    """Say whose lock file it is that the block has no right to open."""
+    try:
+        yield
+    except PermissionError as error:
+        status = directory.status(lock_name, follows=False)
+        if status is None:  # gone by now, as for who opens it
+            raise FileNotFoundError from error
+        mode = stat.S_IMODE(status.st_mode)
+        raise StoreError(
+            "the lock file of another writer cannot be opened: it belongs to user"
+            f" {status.st_uid} and has the mode {mode:04o}",
+            got=str(directory.path / lock_name),
+            hint=(
+                "wait for that writer or, if it was killed, have the file removed; who"
+                " writes to one store together needs a umask such as 002"
+            ),
+        ) from error
 
 
 def _is_opened(directory: Directory, name: str, status: os.stat_result) -> bool:
