@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
@@ -19,7 +20,7 @@ def running_loop() -> AbstractEventLoop:
     Raises
     ------
     StoreError
-        The system gives no thread.
+        The system gives no thread, or no file descriptors.
     """
     from zarr.core import sync
 
@@ -33,6 +34,16 @@ def running_loop() -> AbstractEventLoop:
         raise StoreError(
             f"zarr's event loop cannot run: {error}",
             hint="raise the limit of threads (ulimit -u)",
+        ) from error
+    except OSError as error:
+        if error.errno is None:  # a handler of a signal raised it, not the system
+            raise
+        why = error.strerror
+        if error.errno == errno.EMFILE:
+            why = "this process has no free file descriptors"
+        raise StoreError(
+            f"zarr's event loop cannot run: {why}",
+            hint="close files, or raise the limit of open files (ulimit -n)",
         ) from error
 
 

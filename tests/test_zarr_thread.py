@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 import threading
 from collections.abc import Iterator
 
@@ -44,6 +47,29 @@ def test_an_array_is_created_once_there_is_a_thread_again(monkeypatch):
     a = create()
     a[...] = 7
     assert a[...].tolist() == [7] * 8
+
+
+def test_an_array_is_created_once_there_are_file_descriptors_again(monkeypatch):
+    def refuse_files() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "new_event_loop", refuse_files)
+        with pytest.raises(gpushard.StoreError, match="no free file descr") as caught:
+            create()
+    assert "ulimit -n" in str(caught.value)
+    a = create()
+    a[...] = 7
+    assert a[...].tolist() == [7] * 8
+
+
+def test_a_time_limit_of_the_callers_ends_the_start_of_a_loop(monkeypatch):
+    def run_out() -> None:
+        raise TimeoutError("the caller's time is over")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", run_out)
+    with pytest.raises(TimeoutError, match="caller"):
+        create()
 
 
 def test_a_loop_that_others_could_not_start_is_made_anew(monkeypatch):
