@@ -125,7 +125,8 @@ class NumpyLike(ABC):
     ) -> list[Any]:
         """Read several selections in one batch; returns one result per selection.
 
-        An inner chunk that several selections need is fetched and decoded once.
+        An inner chunk that several selections need is fetched and decoded once, unless
+        it lies in a local file and decoding it again takes less time than a plan.
 
         Parameters
         ----------

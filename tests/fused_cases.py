@@ -170,11 +170,13 @@ def take_way(monkeypatch: pytest.MonkeyPatch, way: str) -> str:
     return way
 
 
-def short_only(source: Any, selection: Any, out: Any, damage: Any = None) -> bool:
+def short_only(
+    source: Any, selection: Any, out: Any, damage: Any = None, limit: Any = None
+) -> bool:
     # Also for options under which the ways with sinks come first.
     options = source.options.but(small_read_chunks=8)
     reader = short_ways(replace(source, options=options)).short
-    return reader is not None and reader.read(source, selection, out)
+    return reader is not None and reader.read(source, selection, out, limit)
 
 
 def assert_all_fused(seen: Seen) -> None:

@@ -17,7 +17,7 @@ from cli_runs import run_json
 from damaged_arrays import WAYS, on_host, opened
 from gpushard import HostMemoryError, LimitError, SelectionError
 from gpushard.fused import choice, shares
-from gpushard.fused.short import sharded, ways
+from gpushard.fused.short import sharded, single, ways
 from gpushard.hierarchies import documents
 from gpushard.inspection.verify import verify_array
 from gpushard.options import GIB, KIB, MIB
@@ -133,7 +133,7 @@ def test_a_decoder_without_memory_is_an_error_of_the_tree(tmp_path, way, monkeyp
     a = opened(put(tmp_path / "a", meta, gzip(bytes(4096))), way)
     monkeypatch.setattr(HostPipeline, "decode", exhausted)
     monkeypatch.setattr("gpushard.fused.placer.PlanPlacer.run", exhausted)
-    monkeypatch.setattr("gpushard.array.read_single", lambda *_: None)
+    monkeypatch.setattr(single.SingleReader, "_part_of", lambda *_: None)
     with pytest.raises(HostMemoryError, match="Unable to allocate 1 GiB") as failed:
         a[:]
     assert str(tmp_path) in str(failed.value)

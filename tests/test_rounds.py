@@ -197,7 +197,7 @@ def n_batches(monkeypatch, a, selections, expected):
 
 def test_selections_are_one_batch_as_long_as_their_columns_fit(tmp_path, monkeypatch):
     put(tmp_path, np.arange(4000, dtype="i4"), shards=(400,), chunks=(20,))
-    kept = gpushard.Options(memory_limit=2 * 96 * 250, threads=1)
+    kept = gpushard.Options(memory_limit=2 * 96 * 250, threads=1, small_read_chunks=0)
     a = gpushard.open_array(tmp_path, options=kept)
     keys = [np.arange(k, k + 100) for k in range(5)] + [slice(9)]
     expected = [np.arange(4000)[key] for key in keys]

@@ -180,7 +180,7 @@ def grid_of(layout: ArrayLayout, chunk_strides: Sequence[int]) -> Grid:
 
 
 def lay_over(
-    selection: Selection, grid: Grid, out: NDArray[Any]
+    selection: Selection, grid: Grid, out: NDArray[Any], limit: int | None = None
 ) -> Mesh | ScatteredPoints | None:
     """A selection, laid over the grid; None if it is empty, too large, or rare.
 
@@ -188,13 +188,18 @@ def lay_over(
     ----------
     out
         Host array of the selection's shape.
+    limit
+        Largest number of boxes that is not too large, if less than `MOST_BOXES`.
     """
+    most = min(MOST_BOXES, limit or MOST_BOXES)
     if isinstance(selection, Points):
-        return _points(selection, grid, out)
-    return _mesh(selection, grid, out)
+        return _points(selection, grid, out, most)
+    return _mesh(selection, grid, out, most)
 
 
-def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
+def _mesh(
+    selection: Orthogonal, grid: Grid, out: NDArray[Any], most: int
+) -> Mesh | None:
     strides = [s for i, s in enumerate(out.strides) if i not in selection.new_axes]
     strides.reverse()
     along: list[_MeshAxis] = []
@@ -208,7 +213,7 @@ def _mesh(selection: Orthogonal, grid: Grid, out: NDArray[Any]) -> Mesh | None:
         if mesh_axis is None:
             return None
         n_most *= mesh_axis.n_most
-        if n_most > MOST_BOXES:
+        if n_most > most:
             return None
         if mesh_axis.elements is not None:
             taken.append(mesh_axis.elements)
@@ -261,8 +266,10 @@ def _along_index(
     return _MeshAxis(column, shards, n_elements, 1, entry, elements)
 
 
-def _points(selection: Points, grid: Grid, out: NDArray[Any]) -> ScatteredPoints | None:
-    if not 0 < selection.n_points <= MOST_BOXES or not out.flags.c_contiguous:
+def _points(
+    selection: Points, grid: Grid, out: NDArray[Any], most: int
+) -> ScatteredPoints | None:
+    if not 0 < selection.n_points <= most or not out.flags.c_contiguous:
         return None
     coordinates = np.array(selection.coordinates)
     axes = np.zeros((AXIS_ROWS, len(grid)), np.int64)

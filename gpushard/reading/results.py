@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from gpushard.damage import ENDS_READ, Damage
 from gpushard.errors import CorruptShardError, LimitError, SelectionError
 from gpushard.fetching.job import Job
+from gpushard.fused.chain import fused_chain
 from gpushard.fused.choice import host_sink, note_small_read
+from gpushard.fused.columns import RAW
 from gpushard.fused.short.ways import short_ways
 from gpushard.options import KIB
 from gpushard.placing.outputs import new_output, usable_output
@@ -31,6 +33,8 @@ from gpushard.source import Source
 # From this size on the compiled loops read a single inner chunk faster than Python,
 # which decodes it to memory of its own.
 _LEAST_NBYTES = 256 * KIB
+# Time that planning takes for each of several selections that are read together.
+_PLANNING_US = 150
 
 
 class ReadRequest(NamedTuple):
@@ -87,14 +91,47 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     if len(arrays) == 1:  # points are not read together with others by the loops
         selections = [listed_as_points(source, request.selections[0])]
         request = request._replace(selections=selections)
-    is_read = (
-        len(arrays) == 1
-        and request.tally is None
-        and read_little(source, request.selections[0], arrays[0], request.damage)
-    )
-    if not is_read:
-        _read_large(source, request, arrays)
+    left = _left_over(source, request, arrays)
+    if left:
+        selections = [request.selections[k] for k in left]
+        request_left = request._replace(selections=selections)
+        _read_large(source, request_left, [arrays[k] for k in left])
     return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def _left_over(
+    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
+) -> Sequence[int]:
+    """Numbers of the selections that are left once those of little are read alone.
+
+    Several are read together if their inner chunks may be worth sharing.
+    """
+    everything = range(len(arrays))
+    if request.tally is not None:
+        return everything
+    limit = None if len(arrays) == 1 else _few_alone(source)
+    # Writing one result must not change the indices of the next selection.
+    has_lists = any(isinstance(one, Listed) for one in request.selections)
+    if limit == 0 or has_lists:
+        return everything
+    return [
+        k
+        for k, (one, out) in enumerate(zip(request.selections, arrays, strict=True))
+        if not read_little(source, one, out, request.damage, limit)
+    ]
+
+
+def _few_alone(source: Source) -> int:
+    """Inner chunks of one of several selections that are decoded sooner than planned.
+
+    0 if no selection is read alone: without the loops, and over a network.
+    """
+    chain = fused_chain(source)
+    if chain is None or short_ways(source).short is None:
+        return 0
+    # Of plain elements, only those that are wanted are read.
+    each_us = chain.pace.chunk_us if chain.kind == RAW else chain.chunk_us
+    return int(_PLANNING_US / each_us)
 
 
 def read_new(source: Source, selection: ParsedSelection) -> NDArray[Any]:
@@ -143,21 +180,29 @@ def read_little(
     selection: ParsedSelection,
     out: NDArray[Any],
     damage: Damage = ENDS_READ,
+    limit: int | None = None,
 ) -> bool:
-    """Whether a selection could be read into `out` in one of the ways for little."""
+    """Whether a selection could be read into `out` in one of the ways for little.
+
+    `limit` is the largest number of inner chunks that counts as little; None leaves it
+    to each way.
+    """
     if not source.options.small_read_chunks or isinstance(selection, Listed):
         return False
-    reader = short_ways(source).short
+    single, reader = short_ways(source)
     try:
+        if single is not None and single.read_into(source, selection, out):
+            return True
         if reader is not None:
             # For very few little inner chunks, Python has less to prepare.
             is_little = source.chunk_nbytes < _LEAST_NBYTES
+            n_few = min(reader.n_few, limit or reader.n_few)
             return (
-                (is_little and read_small(source, selection, out, reader.n_few))
-                or reader.read(source, selection, out)
-                or read_small(source, selection, out)
+                (is_little and read_small(source, selection, out, n_few))
+                or reader.read(source, selection, out, limit)
+                or read_small(source, selection, out, limit)
             )
-        is_read = read_small(source, selection, out)
+        is_read = read_small(source, selection, out, limit)
         if is_read:
             note_small_read(source)
         return is_read

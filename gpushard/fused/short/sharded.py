@@ -102,7 +102,13 @@ class ShortShardedReader:
         self._planned = plan_parameters(source, chain, address_of(self._fill))
         self._call = call
 
-    def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
+    def read(
+        self,
+        source: Source,
+        selection: Selection,
+        out: NDArray[Any],
+        limit: int | None = None,
+    ) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
 
         Parameters
@@ -114,6 +120,8 @@ class ShortShardedReader:
         out
             Host array of the selection's shape, or of that of a selection of which it
             is a part: of several arrays, each writes its elements to one output.
+        limit
+            Largest number of inner chunks that is not declined, if that is fewer.
 
         Raises
         ------
@@ -123,7 +131,7 @@ class ShortShardedReader:
             The store failed.
         """
         chain = self._chain.into(out.dtype)
-        on_grid = None if chain is None else lay_over(selection, self._grid, out)
+        on_grid = None if chain is None else lay_over(selection, self._grid, out, limit)
         if chain is None or on_grid is None:
             return False
         is_all = fills(selection, out)

@@ -1,16 +1,17 @@
 """The shortest way: a part of one inner chunk in a local file, read in one call.
 
-This is for keys such as ``a[i]``, which otherwise take more time in Python than to read
-and to decode. Python finds the inner chunk in an index that is known already, or opens
-its file if the array has no shards, and the loops do the rest. All other keys are
-declined, and so is everything unusual: an index that is not known, an inner chunk that
-a shard does not have, or that is damaged, a file that has changed. The general path
-then reads it or says what is wrong.
+This is for keys such as ``a[i]``, and selections alike, which otherwise take more time
+in Python than to read and to decode. Python finds the inner chunk in an index that is
+known already, or opens its file if the array has no shards, and the loops do the rest.
+All others are declined, and so is everything unusual: an index that is not known, an
+inner chunk that a shard does not have, or that is damaged, a file that has changed. The
+general path then reads it or says what is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from math import prod
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from gpushard.memory.misses import SPENT_PART, SPENT_WHOLE
 from gpushard.options import KIB
 from gpushard.placing.keeping import file_version_of, find_current, first_key
 from gpushard.planning.index import PRESENT
+from gpushard.selecting.selection import Orthogonal, Selection, SliceAxis
 from gpushard.source import Source
 from gpushard.stores.local.store import LocalStore
 
@@ -150,10 +152,46 @@ class SingleReader:
         if part is None:
             return None
         out = np.empty(part.shape, self._dtype)
-        read = self._read_from_shard if self._is_sharded else self._read_from_file
-        if not read(source, part, out):
+        if not self._read_part(source, part, out):
             return None
         return out if part.shape else out[()]
+
+    def read_into(
+        self, source: Source, selection: Selection, out: NDArray[Any]
+    ) -> bool:
+        """Whether a selection that takes a part of one inner chunk was read into `out`.
+
+        Parameters
+        ----------
+        source
+            The array, with the options of this read.
+        selection
+            What to read.
+        out
+            Host array of the selection's shape, or of that of a selection of which it
+            is a part.
+
+        Raises
+        ------
+        StoreError
+            The store failed.
+        """
+        if out.dtype != self._dtype or not out.flags.c_contiguous:
+            return False
+        slices: list[slice] = []
+        for axis in selection.axes if isinstance(selection, Orthogonal) else ():
+            # Of a negative step, too, the first element lands elsewhere.
+            if not isinstance(axis, SliceAxis) or axis.out_start:
+                return False
+            slices.append(slice(axis.start, axis.last + 1, axis.step))
+        part = self._part_of(tuple(slices)) if slices else None
+        if part is None or prod(part.lengths) != out.size:
+            return False
+        return self._read_part(source, part, out)
+
+    def _read_part(self, source: Source, part: _ChunkPart, out: NDArray[Any]) -> bool:
+        read = self._read_from_shard if self._is_sharded else self._read_from_file
+        return read(source, part, out)
 
     def _read_from_shard(
         self, source: Source, part: _ChunkPart, out: NDArray[Any]

@@ -96,7 +96,13 @@ class ShortUnshardedReader:
         self._planned = plan_parameters(source, chain)
         self._trial = _Trial(0.0, were_slow=False)
 
-    def read(self, source: Source, selection: Selection, out: NDArray[Any]) -> bool:
+    def read(
+        self,
+        source: Source,
+        selection: Selection,
+        out: NDArray[Any],
+        limit: int | None = None,
+    ) -> bool:
         """Read a selection into `out`; False if it is declined or something is wrong.
 
         Parameters
@@ -108,9 +114,11 @@ class ShortUnshardedReader:
         out
             Host array of the selection's shape, or of that of a selection of which it
             is a part: of several arrays, each writes its elements to one output.
+        limit
+            Largest number of inner chunks that is not declined, if that is fewer.
         """
         chain = self._chain.into(out.dtype)
-        on_grid = None if chain is None else lay_over(selection, self._grid, out)
+        on_grid = None if chain is None else lay_over(selection, self._grid, out, limit)
         if chain is None or on_grid is None:
             return False
         planned = self._planned._replace(target=address_of(out))

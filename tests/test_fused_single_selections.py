@@ -1,0 +1,98 @@
+"""Selections of a part of one inner chunk are read in one call, as keys are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpushard
+from fused_cases import CHAINS, FUSED, VALUES, ZSTD, stored
+from gpushard.fused import choice
+from gpushard.fused.short.single import SingleReader
+from zarr_oracle import assert_same_bits
+
+pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
+pytestmark = pytest.mark.usefixtures("settled")
+
+SINGLE = FUSED.but(small_read_chunks=8)
+INSIDE = np.s_[35:60, 20:31]  # of one inner chunk of `VALUES`
+
+
+@pytest.fixture(autouse=True)
+def loaded():
+    """The loops are there, as after the first large read of a process."""
+    choice._load()
+
+
+def opened(array, root):
+    """Array whose indexes are all known."""
+    a = gpushard.open_array(array.placed("local", root), options=SINGLE, device="cpu")
+    a.read(...)
+    return a
+
+
+@pytest.fixture
+def array(tmp_path):
+    return opened(stored([ZSTD]), tmp_path)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Whether each selection was taken by the shortest way."""
+    found, plain = [], SingleReader.read_into
+    monkeypatch.setattr(
+        SingleReader,
+        "read_into",
+        lambda *given: found.append(plain(*given)) or found[-1],
+    )
+    return found
+
+
+@pytest.mark.parametrize("key", [INSIDE, np.s_[40, 17], np.s_[64:96:7, None, 17:32:3]])
+def test_selections_of_a_part_of_an_inner_chunk_take_one_call(key, array, taken):
+    want = np.asarray(VALUES[key])
+    assert_same_bits(array.read(key), want)
+    assert_same_bits(array.read(key, out=np.empty_like(want)), want)
+    assert_same_bits(array.read_many([key, key])[1], want)
+    assert taken == [True] * 4
+
+
+def test_other_outputs_and_selections_than_it_can_write_are_left_to_others(
+    array, taken
+):
+    out = np.zeros((50, 22), "i4")
+    array.read(INSIDE, out=out[::2, ::2])
+    assert_same_bits(out[::2, ::2], VALUES[INSIDE])
+    assert_same_bits(array.read(INSIDE, dtype="f8"), VALUES[INSIDE].astype("f8"))
+    assert_same_bits(array.read(np.s_[40:35:-1, 17]), VALUES[40:35:-1, 17])
+    assert_same_bits(array.oindex[[40, 38], 17:20], VALUES[[40, 38], 17:20])
+    both = gpushard.concat([array, array], axis=1)
+    expected = np.concatenate([VALUES, VALUES], axis=1)
+    assert_same_bits(both[3:6, 86:94], expected[3:6, 86:94])
+    assert taken == [False] * 6
+
+
+@st.composite
+def parts(draw) -> tuple[Any, ...]:
+    """Integers and slices, of steps of both signs, inside one inner chunk."""
+    key: list[Any] = []
+    for begin, cell in ((32, 32), (64, 16)):
+        first, last = sorted(draw(st.integers(begin, begin + cell - 1)) for _ in "ab")
+        step = draw(st.integers(1, 4))
+        up, down = slice(first, last + 1, step), slice(last, first - 1, -step)
+        key.append(draw(st.sampled_from([first, up, up, down])))
+    return tuple(key)
+
+
+@pytest.fixture(scope="module", params=["raw", "zstd", "blosc lz4 shuffle 0"])
+def array_of_chain(request, tmp_path_factory):
+    return opened(stored(CHAINS[request.param]), tmp_path_factory.mktemp("a"))
+
+
+@given(parts())
+def test_any_part_of_an_inner_chunk_is_read_as_numpy_reads_it(array_of_chain, key):
+    assert_same_bits(array_of_chain.read(key), np.asarray(VALUES[key]))
