@@ -165,7 +165,9 @@ def test_a_mix_of_arrays_and_slices_gives_numpys_result_or_is_refused(keyed):
 @given(st.data(), sts.shapes(max_side=5).filter(bool))
 def test_a_mask_gives_what_numpy_gives(data, shape):
     array = sts.numbered(shape)
-    mask = data.draw(sts.masks(shape))
+    mask = np.asarray(
+        data.draw(sts.masks(shape)), order=data.draw(st.sampled_from("CF"))
+    )
     selection = points(mask, shape)
     assert selection.shape == array[mask].shape
     np.testing.assert_array_equal(picked(selection, array), array[mask])

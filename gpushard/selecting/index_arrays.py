@@ -90,10 +90,19 @@ def of_mask(mask: NDArray[Any], shape: Shape) -> Points | Listed:
     n_points = int(np.count_nonzero(mask))
     if n_points > KEPT_ELEMENTS:
         return Listed(TrueElements(mask), (n_points,))
-    # Without axes there is nothing to count along, and NumPy refuses to.
-    along = np.nonzero(mask) if mask.ndim else ()
+    along = _true_along(mask)
     coordinates = tuple(c.astype(np.int64, copy=False) for c in along)
     return Points(coordinates, np.arange(n_points, dtype=np.int64), (n_points,))
+
+
+def _true_along(mask: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    """Coordinates of the true elements of a mask, one array per axis."""
+    if not mask.ndim:  # there is nothing to count along, and NumPy refuses to
+        return ()
+    if not mask.flags.c_contiguous:  # it would be copied
+        return np.nonzero(mask)
+    # Along several axes at once, NumPy looks for few true elements 25 times as long.
+    return np.unravel_index(np.flatnonzero(mask), mask.shape)
 
 
 def of_coordinates(items: Sequence[Any], shape: Shape) -> Points | Listed:
