@@ -14,9 +14,9 @@ import gpushard
 import selection_strategies as sts
 from gpushard.options import MIB
 from gpushard.reading import crossed
-from gpushard.reading.crossed import listed_as_points, points_of
+from gpushard.reading.crossed import Around, listed_as_points, points_of
 from gpushard.selecting.expressions import orthogonal
-from gpushard.selecting.selection import Orthogonal, Points
+from gpushard.selecting.selection import IndexAxis, Orthogonal, Points
 from zarr_oracle import assert_same_bits
 
 SHAPE = (23, 17, 6)
@@ -64,6 +64,22 @@ def test_cross_products_are_those_of_numpy(place, compile_nbytes, key):
     a = opened(place, compile_nbytes=compile_nbytes)
     expected = sts.take_orthogonal(VALUES, key)
     assert_same_bits(a.oindex[key], np.ascontiguousarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "listed"),
+    [([2, 1, 2], [16, 0], 1), ([22, 0], [3, 1], 0), ([3, 1], [5, 2], 0)],
+)
+def test_one_axis_may_have_elements_in_cells_that_are_far_apart(
+    place, rows, columns, listed, monkeypatch
+):
+    key = rows, columns, slice(None)
+    a = opened(place, small_read_chunks=0)
+    around = Around.of(a.source, orthogonal(key, SHAPE))
+    kinds = [isinstance(axis, IndexAxis) for axis in around.grid.axes]
+    assert kinds == [listed == 0, listed == 1, False]
+    monkeypatch.setattr(crossed, "_MANY_PER_CHUNK", 0)
+    assert_same_bits(a.oindex[key], np.array(sts.take_orthogonal(VALUES, key)))
 
 
 @pytest.mark.parametrize("small_read_chunks", [0, 100])
@@ -138,7 +154,7 @@ def test_what_is_picked_of_repeated_elements_takes_little_memory(place):
 
 
 def test_a_grid_adds_few_bytes_of_plain_elements(tmp_path):
-    shape, chunks = (2, 2000, 400), (1, 1000, 400)
+    shape, chunks = (3, 2000, 400), (1, 1000, 400)
     how: Any = {"shape": shape, "chunks": chunks, "dtype": "i4"}
     zarr.create_array(tmp_path / "plain", compressors=None, **how)
     zarr.create_array(tmp_path / "zstd", **how)
@@ -149,7 +165,7 @@ def test_a_grid_adds_few_bytes_of_plain_elements(tmp_path):
     ]:
         # 1,600 bytes a row; between the inner chunks, `extra` rows are not wanted.
         columns = [998 - extra, 999 - extra, 1000, 1001]
-        selection = orthogonal(([0, 1], columns, 0), shape)
+        selection = orthogonal(([0, 2], columns, 0), shape)
         a = opened(tmp_path / name)
         ((_, around),) = crossed.with_grids(a.source, selection, a.dtype)
         assert (around is not None) is is_grid
@@ -182,7 +198,7 @@ def test_an_inner_chunk_need_not_fit_beside_a_grid(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "key",
     [
-        ([0, 1], [0, 16], 0),
+        ([0, 22], [0, 16], 0),
         ([0, 1], [], 0),
         ([], [0, 1], 0),
         ([0, 1], [0, 1], slice(0)),

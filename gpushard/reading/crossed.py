@@ -106,21 +106,26 @@ class Around(NamedTuple):
         None if Python reads the selection faster, or the grid would touch more inner
         chunks or have much more fetched of them.
         """
+        slices = {
+            d: _slice_around(taken.element, source, d)
+            for d, taken in enumerate(selection.axes)
+            if isinstance(taken, IndexAxis)
+        }
+        scattered = [d for d, dense in slices.items() if dense is None]
+        if len(scattered) > 1:
+            return None
+        # Elements of the first axis are followed by the longest runs of bytes.
+        kept = min(scattered or slices)
         axes: list[AxisSelection] = []
         picked: list[Ints | None] = []
-        keeps_one = False
         for d, taken in enumerate(selection.axes):
             nth: Ints | None = None
+            dense = slices.get(d)
             if isinstance(taken, SliceAxis):
                 dense = SliceAxis(taken.start, taken.step, taken.length)
-            elif not keeps_one:
-                # Elements of the first axis are followed by the longest runs of bytes.
+            elif d == kept or dense is None:
                 dense = IndexAxis(taken.element, np.arange(taken.length))
-                keeps_one = True
             else:
-                dense = _slice_around(taken.element, source, d)
-                if dense is None:
-                    return None
                 nth = (taken.element - dense.start) // dense.step
             axes.append(dense)
             picked.append(nth)
