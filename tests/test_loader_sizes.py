@@ -139,3 +139,35 @@ def test_larger_loads_decode_less_and_give_the_same(monkeypatch):
         stored_nbytes.append(loader.stats()["stored_bytes_read"])
     assert found[0] == found[1]
     assert stored_nbytes[1] < 0.6 * stored_nbytes[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True, "block": "chunk", "buffer_blocks": 1}]
+)
+def test_windows_that_overlap_are_not_read_until_the_end_of_an_inner_chunk(
+    options, monkeypatch
+):
+    """2,197 windows take 34 times the array, and 1,352 begin in its first half."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 4096)
+    rng = np.random.default_rng(0)
+    volume = rng.integers(0, 255, (16, 16, 16)).astype("u1")
+    windows = np.lib.stride_tricks.sliding_window_view(volume, (4, 4, 4))
+    loader = Loader(
+        stored(volume, (8, 16, 16)),
+        batch_size=13,
+        window=(4, 4, 4),
+        stride=1,
+        prefetch_factor=0,
+        return_index=True,
+        **options,
+    )
+    counts = loader._settings.fields[0].tally.counts
+    loaded, found = [0], {}
+    for batch, index in loader:
+        found |= dict(zip(index.tolist(), batch, strict=True))
+        loaded.append(counts["loaded_samples"])
+    # Four times 1,352 of 2,197 parts of the array's 4,096 bytes.
+    assert 0 < max(np.diff(loaded)) <= 157
+    expected = windows.reshape(-1, 4, 4, 4)
+    assert sorted(found) == list(range(len(expected)))
+    assert all(np.array_equal(found[k], expected[k]) for k in found)

@@ -29,7 +29,13 @@ from gpushard.loader.loads import Incidents, Load, PlannedLoad
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
-from gpushard.loader.sizes import load_end, load_nbytes, load_samples, whole_batches
+from gpushard.loader.sizes import (
+    fair_samples,
+    load_end,
+    load_nbytes,
+    load_samples,
+    whole_batches,
+)
 from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
@@ -104,6 +110,9 @@ class Reader:
         while start < share.n_turns:
             n_whole = whole_batches(start, n_wanted, least)
             stop = load_end(order, share, start, n_whole)
+            if stop - start > _LARGE * most:
+                n_fair = fair_samples(fields, stop - start, share.n_turns)
+                stop = start + whole_batches(start, max(n_whole, n_fair), least)
             samples = order.at(share.positions(start, stop))
             origins = self.origins.of(samples)
             is_large = sum(f.nbytes_of(origins) for f in fields) > most_nbytes

@@ -19,6 +19,10 @@ _MOST_TIMES = 4
 # A load grows while it decodes more than _AMPLIFIED times the wanted bytes, and while a
 # load of twice the samples decodes less than _LESS_THAN_TWICE times as much.
 _AMPLIFIED, _LESS_THAN_TWICE = 1.25, 1.6
+# Of windows that overlap, a load returns this many times what their inner chunks have.
+# With 1, loads of shuffled blocks decoded up to 2.1 times what they returned, because
+# windows reach into blocks beside; with 4, 0.9 times.
+_FAIR_TIMES = 4
 # Loads that decode more than this are made smaller. Looking for an inner chunk takes
 # about as long as decoding this many bytes.
 _MOST_DECODED_NBYTES = GIB
@@ -107,6 +111,25 @@ def most_samples(fields: Sequence[Field], n: int, *, is_scattered: bool) -> int:
 def _decoded_nbytes(fields: Sequence[Field], n: int) -> float:
     """Bytes decoded for `n` scattered samples, each inner chunk once."""
     return -sum(f.array.nbytes * expm1(-n * f.touched_part) for f in fields)
+
+
+def fair_samples(fields: Sequence[Field], n: int, n_turns: int) -> int:
+    """Samples of a load that returns a few times what it decodes; at most `n`.
+
+    Where windows overlap, the samples of a few inner chunks can take hundreds of times
+    the memory of these, and a load that waits for the last of them has no bound. Parts
+    of that load decode the same inner chunks again, which is then cheap.
+
+    Parameters
+    ----------
+    n
+        Number of samples that lie in the same inner chunks.
+    n_turns
+        Number of all samples of this rank.
+    """
+    wanted = n_turns * sum(f.sample_nbytes for f in fields)
+    stored = sum(f.array.nbytes for f in fields)
+    return min(_FAIR_TIMES * n * stored // max(wanted, 1), n)
 
 
 def whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
