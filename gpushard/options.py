@@ -112,7 +112,8 @@ class Options:
         parts of it, side by side, take less time than a single one, even though they
         wait for the index first.
     file_handles
-        Open files kept per local store. Half of the smallest usual limit of 256.
+        Open files kept per local store. Half of the smallest usual limit of 256. All
+        are closed when a process has three quarters of the files open that it may have.
     index_cache_nbytes
         Memory for shard indexes kept between reads, per array.
     chunk_cache_nbytes

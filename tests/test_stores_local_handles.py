@@ -131,6 +131,26 @@ assert [store.get(str(i)) for i in range(40)] == [b"x"] * 40
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
 
 
+@needs_proc
+def test_files_of_many_stores_leave_room_for_those_of_other_code(tmp_path: Path):
+    script = """
+import os, resource, sys
+from gpushard.stores.local.store import LocalStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+stores = [LocalStore(sys.argv[1]) for _ in range(8)]
+for store in stores:
+    for i in range(16):
+        assert store.get(str(i)) == b"x"
+        opened = [os.dup(0) for _ in range(14)]
+        for fd in opened:
+            os.close(fd)
+assert len(stores[-1]._handles) > 1, "they are kept again"
+"""
+    for i in range(16):
+        (tmp_path / str(i)).write_bytes(b"x")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
 def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatch):
     """A process that has many arrays open may have all of its descriptors there."""
     one, other, plain = LocalStore(root), LocalStore(root), os.open

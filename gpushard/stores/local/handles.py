@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from struct import Struct
 from time import time_ns
 from weakref import ref
@@ -17,6 +19,9 @@ from gpushard.alone import Alone
 from gpushard.forks import after_fork
 from gpushard.options import GIB, KIB
 from gpushard.stores.base import PassingVersion
+
+if sys.platform != "win32":
+    import resource
 
 # Only Linux has both. Other systems are neither asked nor advised.
 _NO_WAIT: int = getattr(os, "RWF_NOWAIT", 0)
@@ -31,6 +36,10 @@ _SETTLED_NS = 20_000_000
 _SECOND_NS, _COARSE_TICK_NS = 1_000_000_000, 2_000_000_000
 _pack_version = Struct("=IIQQQQ").pack
 _LOW_64 = (1 << 64) - 1
+
+# Part of the files that a process may have open. There may be thousands of stores, each
+# with its own table, and other code has no way to make these drop their files.
+_MOST_OPEN = 3 / 4
 
 # macOS refuses to read or write 2**31 bytes or more in one call; Linux does a part.
 MOST_AT_ONCE_NBYTES = GIB
@@ -157,6 +166,14 @@ def read_rest(fd: int, data: NDArray[np.uint8], start: int, n_bytes: int) -> int
     return n_bytes
 
 
+def _limit_of_files() -> float:
+    """Number of files that this process may have open."""
+    if sys.platform == "win32":
+        return inf
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return inf if soft == resource.RLIM_INFINITY else soft
+
+
 class HandleTable:
     """Handles by key; if the table is full, one that was not used lately is dropped.
 
@@ -183,7 +200,13 @@ class HandleTable:
         return handle
 
     def keep(self, handle: FileHandle) -> None:
-        """Keep `handle`, in place of any other handle of its key."""
+        """Keep `handle`, in place of any other handle of its key.
+
+        If it is among the last files that the process may open, all others are dropped.
+        """
+        # The system gives the lowest number that is free, so numbers count the files.
+        if handle.fd >= _MOST_OPEN * _limit_of_files():
+            HandleTable.clear_all()
         self._alone.call(self._keep, handle)
 
     def _keep(self, handle: FileHandle) -> None:
@@ -209,7 +232,7 @@ class HandleTable:
         """Drop all handles of all tables, which share the process's limit of files."""
         for known in list(_tables):
             table = known()
-            if table is not None:
+            if table:  # most are empty where there are thousands
                 table.clear()
 
     def drop_deleted(self) -> None:
