@@ -73,6 +73,8 @@ def runs_pay(per_group=None, **more):
     with ExitStack() as stack:
         stack.enter_context(tiny_bounds(**{"block": 5, **more}))
         stack.enter_context(mock.patch.object(results, "read_runs", noted))
+        no_boxes = mock.Mock(return_value=False)
+        stack.enter_context(mock.patch.object(results, "read_masked", no_boxes))
         stack.enter_context(mock.patch.multiple(ascending, **bounds))
         yield answers
 

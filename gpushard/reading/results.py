@@ -22,6 +22,7 @@ from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
 from gpushard.reading.ascending import read_runs
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
+from gpushard.reading.masked import read_masked
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
@@ -217,17 +218,20 @@ def _read_large(
 ) -> None:
     tally = request.tally or Tally(is_wanted=False)
     read = partial(read_at_once, tally=tally, damage=request.damage)
-    if len(arrays) == 1 and _is_read_from_runs(source, request, arrays[0], read):
+    if len(arrays) == 1 and _is_picked(source, request, arrays[0], read):
         return
     read_in_rounds(source, request.selections, arrays, read)
 
 
-def _is_read_from_runs(
+def _is_picked(
     source: Source, request: ReadRequest, out: NDArray[Any], read: Reader
 ) -> bool:
     (selection,) = request.selections
     if not isinstance(selection, Listed) or selection.listing.overlaps(out):
         return False
+    # Damage of inner chunks that nobody wants must not be reported.
+    if not request.damage.replaces and read_masked(source, selection, out, read):
+        return True
     return read_runs(source, selection, out, read)
 
 

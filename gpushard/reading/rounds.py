@@ -8,6 +8,7 @@ version of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -178,7 +179,8 @@ def _read_cut(
     expected, places = listed.listing.sum_of_places, 0
     for group in groups_of(listed, source.layout, most, room=Room(each_nbytes)):
         if group.is_split:
-            places += _read_unchanged(source, group, read_all)
+            objects = list(objects_of(group, source.layout))
+            places += read_unchanged(source, objects, partial(read_all, group))
         else:
             places += read_all(group)
         del group  # it may hold the marks of many groups while the next are made
@@ -186,12 +188,12 @@ def _read_cut(
         raise elements_changed()
 
 
-def _read_unchanged(
-    source: Source, group: CellGroup, read_all: Callable[[CellGroup], int]
+def read_unchanged(
+    source: Source, objects: Sequence[tuple[int, ...]], read_all: Callable[[], int]
 ) -> int:
-    """Read a group of rounds; read again if a shard of it was replaced meanwhile.
+    """Read objects in several rounds; read again if one was replaced meanwhile.
 
-    Returns what `read_all` returned last: the sum of the places of what was read.
+    Returns what `read_all` returned last.
 
     Raises
     ------
@@ -200,9 +202,8 @@ def _read_unchanged(
     """
     places = 0
     for is_last in (False, True):
-        objects = list(objects_of(group, source.layout))
         before = list(_versions(source, objects))
-        places = read_all(group)
+        places = read_all()
         is_same = True
         after = _versions(source, objects)
         for coordinate, was, now in zip(objects, before, after, strict=True):

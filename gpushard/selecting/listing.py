@@ -192,13 +192,16 @@ class _Positions:
 class TrueElements:
     """Elements where a mask is true.
 
-    The mask is bool, host, of any strides, and has the shape of the axes that it
-    covers.
+    Attributes
+    ----------
+    mask
+        bool, host, of any strides, of the shape of the axes that it covers.
     """
 
     n_marks = 2  # the place among the true elements of the block, and in the mask
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
+        self.mask = mask
         self._shape = mask.shape
         self._flat = _Flat(mask)
         self.n_axes = mask.ndim
@@ -257,7 +260,7 @@ class TrueElements:
 
     def overlaps(self, array: NDArray[Any]) -> bool:
         """Whether writing to `array` may change the elements; see `Listing`."""
-        return np.may_share_memory(self._flat.array, array)
+        return np.may_share_memory(self.mask, array)
 
     def _along(self, found: Ints) -> tuple[Ints, ...]:
         """Coordinate along each axis, of positions in the flattened mask."""
