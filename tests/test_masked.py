@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in")
 LIMIT = 1 << 28
 VALUES = np.arange(12 * 10 * 14, dtype="i2").reshape(12, 10, 14)
 ALL = np.ones(VALUES.shape, bool)
-MORE = settings(max_examples=settings.default.max_examples * 4)
+MORE = settings(max_examples=settings.default.max_examples * 2)
 
 
 def put(place, shards=(6, 4, 6), chunks=(3, 2, 2), **more):
