@@ -171,3 +171,18 @@ def test_windows_that_overlap_are_not_read_until_the_end_of_an_inner_chunk(
     expected = windows.reshape(-1, 4, 4, 4)
     assert sorted(found) == list(range(len(expected)))
     assert all(np.array_equal(found[k], expected[k]) for k in found)
+
+
+def test_a_large_block_of_rows_is_read_to_its_end(monkeypatch):
+    """Else each inner chunk of it would be decoded for two loads."""
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 8)
+    loader = Loader(
+        stored(VALUES, (16, 8)),
+        batch_size=5,
+        shuffle=True,
+        block=128,
+        buffer_blocks=1,
+        prefetch_factor=0,
+    )
+    counts = loader._settings.fields[0].tally.counts
+    assert {counts["loaded_samples"] for _ in loader} == {128, 256}

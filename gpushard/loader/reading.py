@@ -112,7 +112,8 @@ class Reader:
             stop = load_end(order, share, start, n_whole)
             if stop - start > _LARGE * most:
                 n_fair = fair_samples(fields, stop - start, share.n_turns)
-                stop = start + whole_batches(start, max(n_whole, n_fair), least)
+                if n_fair < stop - start:
+                    stop = start + whole_batches(start, max(n_whole, n_fair), least)
             samples = order.at(share.positions(start, stop))
             origins = self.origins.of(samples)
             is_large = sum(f.nbytes_of(origins) for f in fields) > most_nbytes
