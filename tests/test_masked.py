@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -294,3 +295,17 @@ def test_a_shard_replaced_between_boxes_again_and_again_is_an_error(changing):
     todo += [k % 2 for k in range(1, 5000)]
     with boxes_pay(2 * 100), pytest.raises(ObjectChangedError, match="again"):
         a.vindex[ALL]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_counting_true_elements_copies_no_mask(order):
+    mask = np.ones((8, 64, 4096), bool, order=order)
+    cuts = [(0, 40), (40, 64)]
+    tracemalloc.start()
+    try:
+        counts = masked._counts(mask, cuts, 1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert counts.tolist() == [[40 * 4096, 24 * 4096]] * 8
+    assert peak < mask.nbytes // 4

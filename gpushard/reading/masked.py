@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.errors import CorruptShardError, LimitError, StoreError
+from gpushard.errors import (
+    CorruptShardError,
+    LimitError,
+    ObjectChangedError,
+    StoreError,
+)
 from gpushard.fused.points import is_flat
 from gpushard.layout import GridAxis
 from gpushard.options import MIB
@@ -90,6 +95,8 @@ def read_masked(
     reading = _MaskedRead(source, listing.mask, out.reshape(-1), read, boxes)
     try:
         n_read = reading.run()
+    except ObjectChangedError:
+        raise
     except (CorruptShardError, LimitError, StoreError):
         return False
     if n_read != listing.n_elements:
@@ -230,6 +237,8 @@ class _MaskedRead:
             cuts.append(list(_cuts(axis, (0, axis.extent), longest)))
         counts = _counts(mask, cuts[boxes.last_cut], boxes.last_cut)
         ends = first + np.cumsum(counts).reshape(counts.shape)
+        if ends.max() > len(self._out):
+            raise elements_changed()
         for box in product(*cuts):
             nth = cuts[boxes.last_cut].index(box[boxes.last_cut])
             rows = (
@@ -259,8 +268,10 @@ class _MaskedRead:
         wanted = self._mask[tuple(slice(*one) for one in box)]
         n_rows = len(begins)
         rows, wanted_rows = values.reshape(n_rows, -1), wanted.reshape(n_rows, -1)
-        if n_rows == 1:
-            self._pick_run(rows[0], wanted_rows[0], *begins.tolist(), *n_true.tolist())
+        if n_rows == 1 or rows.shape[1] >= _PICKED:
+            landing = zip(begins.tolist(), n_true.tolist(), strict=True)
+            for row, wanted_row, place in zip(rows, wanted_rows, landing, strict=True):
+                self._pick_run(row, wanted_row, *place)
             return
         step = max(1, _PICKED // rows.shape[1])
         for at in range(0, n_rows, step):
@@ -295,8 +306,12 @@ def _counts(mask: _Mask, cuts: Sequence[_Range], axis: int) -> Ints:
     """
     if axis == 0:
         return np.array([np.count_nonzero(mask)])
-    length = prod(mask.shape[axis + 1 :])
-    rows = mask.reshape(prod(mask.shape[:axis]), -1).view(np.uint8)
-    begins = [begin * length for begin, _ in cuts]
-    found = np.add.reduceat(rows, begins, axis=1, dtype=np.int64)
-    return found.reshape(*mask.shape[:axis], len(cuts))
+    found = np.empty((*mask.shape[:axis], len(cuts)), np.int64)
+    before = (slice(None),) * (axis - 1)
+    behind = tuple(range(axis - 1, mask.ndim - 1))
+    # Summed as bytes, a few at a time: no copy of the mask is made.
+    for row, part in enumerate(mask):
+        for nth, cut in enumerate(cuts):
+            piece = part[(*before, slice(*cut))]
+            found[row, ..., nth] = np.count_nonzero(piece, axis=behind)
+    return found
