@@ -10,6 +10,7 @@ from contextlib import suppress
 from math import inf
 from struct import Struct
 from time import time_ns
+from typing import ClassVar
 from weakref import ref
 
 import numpy as np
@@ -40,6 +41,9 @@ _LOW_64 = (1 << 64) - 1
 # Part of the files that a process may have open. There may be thousands of stores, each
 # with its own table, and other code has no way to make these drop their files.
 _MOST_OPEN = 3 / 4
+# Files kept, as part of the same, before all are dropped again: other code's files may
+# be the many ones, and drop nothing for ours.
+_KEPT_BETWEEN = 1 / 16
 
 # macOS refuses to read or write 2**31 bytes or more in one call; Linux does a part.
 MOST_AT_ONCE_NBYTES = GIB
@@ -182,6 +186,8 @@ class HandleTable:
     signal opens while its own thread is in here is not kept.
     """
 
+    _n_kept: ClassVar[float] = inf  # since all were last dropped
+
     def __init__(self, limit: int) -> None:
         self._limit = max(1, limit)
         self._by_key: dict[str, FileHandle] = {}
@@ -202,11 +208,12 @@ class HandleTable:
     def keep(self, handle: FileHandle) -> None:
         """Keep `handle`, in place of any other handle of its key.
 
-        If it is among the last files that the process may open, all others are dropped.
+        If it is among the last files that the process may open, others are dropped.
         """
+        HandleTable._n_kept += 1
         # The system gives the lowest number that is free, so numbers count the files.
         if handle.fd >= _MOST_OPEN * _limit_of_files():
-            HandleTable.clear_all()
+            HandleTable._leave_room()
         self._alone.call(self._keep, handle)
 
     def _keep(self, handle: FileHandle) -> None:
@@ -226,6 +233,13 @@ class HandleTable:
     def clear(self) -> None:
         """Drop all handles."""
         self._alone.call(self._by_key.clear)
+
+    @classmethod
+    def _leave_room(cls) -> None:
+        """Drop all handles, unless few were kept since they were last dropped."""
+        if cls._n_kept >= _KEPT_BETWEEN * _limit_of_files():
+            cls._n_kept = 0
+            cls.clear_all()
 
     @staticmethod
     def clear_all() -> None:
