@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from gpushard.errors import UnsupportedError
+from gpushard.integrations.zarr.arrays import PipelineArray
 from gpushard.integrations.zarr.batch import selection_of
 from gpushard.integrations.zarr.pieces import Entry
 from gpushard.layout import GridAxis
 from gpushard.selecting.selection import Orthogonal, SliceAxis
+
+ALL, ROW = slice(0, 2), np.arange(2)
+HALVES = slice(0, 2), slice(2, 4)
 
 
 def wanted(*entries) -> Any:
@@ -43,6 +50,43 @@ def test_chunks_that_do_not_are_read_to_their_own_places(entries, elements):
     assert found.tolist() == elements
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_chunks_of_a_grid_are_joined_whether_or_not_they_share_selectors(share):
+    whole, halves = slice(0, 2), [slice(0, 2), slice(2, 4)]
+    entries = []
+    for at in product(range(2), range(2)):
+        index = (whole, whole, 1), tuple(halves[k] for k in at)
+        index = index if share else deepcopy(index)
+        entries.append(Entry((*at, 0), *index))
+    found = selection_of(entries, [GridAxis(4, 2)] * 3, (4, 4), ())
+    along = SliceAxis(0, 1, 4)
+    assert found == Orthogonal((along, along, SliceAxis(1, 1, 1, drop=True)), (4, 4))
+
+
+GROUP = zarr.storage.MemoryStore()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["a/c/0/1", "b/c/0/0"], "several arrays.*got b"),
+        (["a/c/0/1", "a/b/c/0/0"], "several arrays.*got a/b"),
+        (["a/c/0/1", "a/c/0/1/1"], "not a chunk"),
+        (["a/c/0/1", "a/c/0/01"], "not a chunk"),
+        (["a/c/0/1", "a/c/0/x"], "not a chunk"),
+        (["a/c/0/-1"], "not a chunk"),
+        (["c/0"], "not a chunk"),
+    ],
+)
+def test_keys_that_are_not_of_chunks_of_one_array_are_left_to_zarr(keys, words):
+    a = zarr.create_array(
+        GROUP, name="a", shape=(4, 4), chunks=(2, 2), dtype="u1", overwrite=True
+    )
+    batch = [(zarr.storage.StorePath(GROUP, key), None, ALL, ALL, True) for key in keys]
+    with pytest.raises(UnsupportedError, match=words):
+        PipelineArray(a.metadata, GROUP).wanted(batch)
+
+
 def test_what_does_not_fit_its_places_is_left_to_zarr():
     with pytest.raises(UnsupportedError, match="differ in length"):
         wanted((0, np.s_[0:3, 0:4]))
@@ -51,10 +95,6 @@ def test_what_does_not_fit_its_places_is_left_to_zarr():
     twice = [Entry((at,), (1,), ()) for at in range(2)]
     with pytest.raises(UnsupportedError, match="dropped has several elements"):
         selection_of(twice, [GridAxis(20, 4)], (), ())
-
-
-ALL, ROW = slice(0, 2), np.arange(2)
-HALVES = slice(0, 2), slice(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +112,38 @@ HALVES = slice(0, 2), slice(2, 4)
             (4, 4),
             "one row of the grid differ",
         ),
+        *(
+            (
+                [
+                    Entry((k, n), (ALL, ALL), (HALVES[k], HALVES[n]))
+                    for k, n in [(0, 0), (0, 1), (1, 0)]
+                ]
+                + [Entry((1, 1), (ALL, index), (HALVES[1], place))],
+                (4, 4),
+                "one row of the grid differ",
+            )
+            for index, place in [(ALL, HALVES[0]), (slice(1, None, -1), HALVES[1])]
+        ),
         (
             [Entry((k, k), (ALL, ALL), (half, half)) for k, half in enumerate(HALVES)],
             (4, 4),
             "no part of a grid",
+        ),
+        *(
+            (
+                [
+                    Entry((0, 0), (ALL, ALL), (ALL, ALL)),
+                    Entry((0, 0), (ALL,) * n, (ALL,) * n_out),
+                ],
+                (2, 2),
+                f"index of {whose} has another number of axes",
+            )
+            for whose, n, n_out in [
+                ("the output", 2, 1),
+                ("the output", 2, 3),
+                ("a chunk", 1, 1),
+                ("a chunk", 3, 2),
+            ]
         ),
         ([Entry((0, 0), (ALL, ALL), (ALL, ALL))], (3, 2), "do not fill the output"),
         ([Entry((0, 0), (ROW, ROW), slice(0, 1))], (2,), "differ in length"),

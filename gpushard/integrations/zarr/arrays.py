@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # zarr's defaults of the settings that say how requests are joined.
 _ZARRS_GAP_NBYTES, _ZARRS_REQUEST_NBYTES = MIB, 16 * MIB
+_NO_LIMITS = (None,) * len(LIMITS)
 # Stores of the same directory share their open files.
 _local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
@@ -82,22 +83,19 @@ class PipelineArray:
         if isinstance(layout, UnsupportedError):
             raise layout.with_traceback(None)
         keys = [_key_of(getter, self._store) for getter, *_ in batch]
-        path, _ = _split_key(keys[0], layout.keys, layout.ndim)
+        path, coordinates = _split_keys(keys, layout.keys, layout.ndim)
         source = prepared.sources.get(path)
         if source is None:
             store = _reader_of(self._store)
             layout = replace(layout, path=path)
             source = Source.prepare(layout, store, prepared.options)
             prepared.sources[path] = source
-        entries: list[Entry] = []
-        for key, (_, _, chunk_selection, out_selection, *_) in zip(
-            keys, batch, strict=True
-        ):
-            place, coordinate = _split_key(key, layout.keys, layout.ndim)
-            if place != path:
-                raise UnsupportedError("this read is of several arrays", got=place)
-            entries.append(Entry(coordinate, chunk_selection, out_selection))
-        return source, entries
+        return source, [
+            Entry(coordinate, chunk_selection, out_selection)
+            for coordinate, (_, _, chunk_selection, out_selection, *_) in zip(
+                coordinates, batch, strict=True
+            )
+        ]
 
     def forget(self) -> None:
         """Forget what is known of shards, because they may have been replaced."""
@@ -109,7 +107,9 @@ class PipelineArray:
 
         Raises `OptionError` if a value that is set is not a possible limit.
         """
-        limits = tuple(config.get(f"gpushard.{name}", None) for name in LIMITS)
+        limits = _NO_LIMITS
+        if config.get("gpushard", None) is not None:
+            limits = tuple(config.get(f"gpushard.{name}", None) for name in LIMITS)
         prepared = self._prepared
         if prepared is None or prepared.limits != limits:
             options = DEFAULT.but(**dict(zip(LIMITS, limits, strict=True)))
@@ -154,6 +154,35 @@ def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:
         max_request_nbytes=most,
         bounds_requests=True,
     )
+
+
+class _Numbers(dict[str, int]):
+    """Decimal numbers by their text; -1 of text that is no such number."""
+
+    def __missing__(self, text: str) -> int:
+        number = int(text) if text.isdecimal() else -1
+        self[text] = number = number if str(number) == text else -1
+        return number
+
+
+def _split_keys(
+    keys: Sequence[str], of: ChunkKeys, ndim: int
+) -> tuple[str, list[tuple[int, ...]]]:
+    """Path of the array and coordinates of the chunks that a store's keys are made of.
+
+    Raises `UnsupportedError` if they are not keys of chunks of one array.
+    """
+    path, first = _split_key(keys[0], of, ndim)
+    start = f"{path}/{of.start}" if path else of.start
+    coordinates, number = [first], _Numbers()
+    for key in keys[1:]:
+        parts = key[len(start) :].split(of.separator)
+        coordinate = tuple([number[part] for part in parts])
+        if len(parts) != ndim or -1 in coordinate or not key.startswith(start):
+            place, _ = _split_key(key, of, ndim)
+            raise UnsupportedError("this read is of several arrays", got=place)
+        coordinates.append(coordinate)
+    return path, coordinates
 
 
 def _split_key(key: str, keys: ChunkKeys, ndim: int) -> tuple[str, tuple[int, ...]]:

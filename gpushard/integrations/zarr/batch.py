@@ -27,6 +27,7 @@ from gpushard.integrations.zarr.pieces import (
     is_of_points,
     pieces_of,
     places_of,
+    repeats,
     unusual,
 )
 from gpushard.layout import GridAxis
@@ -60,6 +61,8 @@ def selection_of(
         return _points(entries, axes, out_shape)
     along: list[dict[int, AxisPiece]] = [{} for _ in axes]
     for entry in entries:
+        if repeats(entry, along):
+            continue
         pieces = pieces_of(entry, axes, out_shape, drop_axes)
         for known, at, piece in zip(along, entry.coordinate, pieces, strict=True):
             if not are_equal(known.setdefault(at, piece), piece):
@@ -162,15 +165,16 @@ def _joined(known: dict[int, AxisPiece], axis: GridAxis) -> AxisSelection | List
 
 def _as_slice(pieces: Sequence[tuple[int, AxisPiece]]) -> SliceAxis | None:
     """The slice that the pieces of an axis continue one after the other, if any."""
-    start, (elements, out) = pieces[0]
+    start, (elements, out, *_) = pieces[0]
     if out is None:
-        first = start + int(places_as_array(elements)[0])
+        found = elements if isinstance(elements, range) else places_as_array(elements)
+        first = start + int(found[0])
         return SliceAxis(first, 1, 1, drop=True) if len(pieces) == 1 else None
     if not (isinstance(elements, range) and isinstance(out, range)):
         return None
     first = start + (elements[0] if len(elements) else 0)
     step, out_start, length = elements.step, out.start, 0
-    for start, (more, out_more) in pieces:
+    for start, (more, out_more, *_) in pieces:
         follows = (
             isinstance(more, range)
             and isinstance(out_more, range)

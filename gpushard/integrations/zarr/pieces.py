@@ -26,10 +26,43 @@ class Entry(NamedTuple):
 
 
 class AxisPiece(NamedTuple):
-    """What one chunk gives along one axis."""
+    """What one chunk gives along one axis, and the selectors that say so.
+
+    Attributes
+    ----------
+    elements
+        Elements of the axis that are wanted, from the start of the chunk.
+    out
+        Where they land; None if the output does not have the axis.
+    selector, out_selector
+        The parts of zarr's indexes of the chunk and of the output.
+    """
 
     elements: Elements
-    out: range | Ints | None  # None: the output does not have the axis
+    out: range | Ints | None
+    selector: Any
+    out_selector: Any
+
+
+def repeats(entry: Entry, along: Sequence[dict[int, AxisPiece]]) -> bool:
+    """Whether an entry has the very selectors of earlier ones along each axis.
+
+    zarr makes one for each row of the grid, and most of its entries of these. `along`
+    has the pieces of the earlier entries: for each axis, by the place in the grid.
+    """
+    selectors, outs = entry.chunk_selection, entry.out_selection
+    if type(selectors) is not tuple or type(outs) is not tuple:
+        return False
+    n_outs = 0
+    for pieces, at, selector in zip(along, entry.coordinate, selectors, strict=False):
+        piece = pieces.get(at)
+        if piece is None or piece.selector is not selector:
+            return False
+        if piece.out is not None:
+            if n_outs == len(outs) or piece.out_selector is not outs[n_outs]:
+                return False
+            n_outs += 1
+    return len(selectors) == len(along) and n_outs == len(outs)
 
 
 def pieces_of(
@@ -56,10 +89,11 @@ def pieces_of(
     pieces: list[AxisPiece] = []
     for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
         elements = elements_taken(selectors[d], cell_length(axis, at))
-        out = places_of(*next(outs)) if is_kept[d] else None
+        out_selector, length = next(outs) if is_kept[d] else (None, 1)
+        out = places_of(out_selector, length) if is_kept[d] else None
         if count_of(elements) != (1 if out is None else len(out)):
             raise unusual("input and output of a chunk differ in length")
-        pieces.append(AxisPiece(elements, out))
+        pieces.append(AxisPiece(elements, out, selectors[d], out_selector))
     return pieces
 
 
@@ -111,17 +145,18 @@ def is_of_points(entry: Entry, ndim: int) -> bool:
 
 
 def are_equal(one: AxisPiece, other: AxisPiece) -> bool:
-    """Whether two pieces are equal; most of those that zarr makes share objects."""
-    return all(
-        a is b or (a is not None and b is not None and _equal(a, b))
-        for a, b in zip(one, other, strict=True)
-    )
+    """Whether two pieces give the same elements to the same places."""
+    if one.out is None or other.out is None:
+        return one.out is other.out and _equal(one.elements, other.elements)
+    return _equal(one.elements, other.elements) and _equal(one.out, other.out)
 
 
 def _equal(one: Elements, other: Elements) -> bool:
+    if isinstance(one, range) and isinstance(other, range):
+        return one == other
     if isinstance(one, range) or isinstance(other, range) or one.dtype != other.dtype:
-        return np.array_equal(places_as_array(one), places_as_array(other))
-    return np.array_equal(one, other)
+        one, other = places_as_array(one), places_as_array(other)
+    return one.shape == other.shape and bool((one == other).all())
 
 
 def grown_irregularly() -> UnsupportedError:
