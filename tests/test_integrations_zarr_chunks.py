@@ -84,7 +84,7 @@ def test_keys_that_are_not_of_chunks_of_one_array_are_left_to_zarr(keys, words):
     )
     batch = [(zarr.storage.StorePath(GROUP, key), None, ALL, ALL, True) for key in keys]
     with pytest.raises(UnsupportedError, match=words):
-        PipelineArray(a.metadata, GROUP).wanted(batch)
+        PipelineArray(a.metadata, GROUP).wanted(batch, None)
 
 
 def test_what_does_not_fit_its_places_is_left_to_zarr():

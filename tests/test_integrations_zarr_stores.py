@@ -15,8 +15,10 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, ObjectStore, WrapperStore
 
 import gpushard
+from gpushard.fused import chain
 from gpushard.integrations.zarr import FallbackWarning
 from gpushard.stores.remote import RemoteStore
+from gpushard.stores.zarr import store as zarr_stores
 from zarr_oracle import assert_same_bits
 
 has_ranges = pytest.mark.skipif(
@@ -302,3 +304,38 @@ def test_cancelled_reads_break_off_their_requests_and_leave_room_for_others(obje
     with using("ours"):
         element, n_tasks = asyncio.run(reads())
     assert (element, n_tasks) == (VALUES[5], 1)
+
+
+def opened(objects):
+    with using("ours", **{"gpushard.strict": True}):
+        return zarr.open_array(MemoryStore(objects), mode="r")
+
+
+def test_what_readers_found_out_is_kept_for_reads_in_the_same_loop(
+    objects, monkeypatch
+):
+    found = []
+
+    def find(source):
+        found.append(source.store)
+        return find_chain(source)
+
+    find_chain = chain._find_chain
+    monkeypatch.setattr(chain, "_find_chain", find)
+    a = opened(objects)
+    for _ in range(3):
+        assert a[70] == VALUES[70]
+    assert len(found) == 1
+
+    async def read_here():
+        return await a.async_array.getitem((70,))
+
+    assert asyncio.run(read_here()) == VALUES[70]
+    assert len(found) == 2, "another loop, so another store"
+
+
+def test_stores_in_memory_are_read_without_the_event_loop(objects, monkeypatch):
+    a = opened(objects)
+    assert a[70] == VALUES[70]  # the store is open
+    monkeypatch.setattr(zarr_stores, "run_in_loop", None)
+    assert_same_bits(a[3:200:2], VALUES[3:200:2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from zarr import config
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import Store as ZarrAbstractStore
     from zarr.core.array_spec import ArraySpec
+    from zarr.core.buffer import BufferPrototype
 
     from gpushard.layout import ArrayLayout
 
@@ -45,6 +46,15 @@ _NO_LIMITS = (None,) * len(LIMITS)
 _local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
 
+class _Inside(NamedTuple):
+    """An array whose requests run in an event loop; kept with what readers found."""
+
+    loop: asyncio.AbstractEventLoop
+    buffer_prototype: BufferPrototype
+    settings: Any
+    source: Source
+
+
 @dataclass(slots=True)
 class _Prepared:
     """What is ready for the next reads under the limits of zarr's configuration.
@@ -55,12 +65,17 @@ class _Prepared:
         The value that is set for each limit, unchecked; None if there is none.
     layout
         Layout of the array, without its path; or why gpushard does not read the array.
+    sources
+        The array by its path, of which there is one.
+    insides
+        The same as the last read asked for it, if it is read through zarr's store.
     """
 
     limits: tuple[Any, ...]
     options: Options
     layout: ArrayLayout | UnsupportedError
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
+    insides: dict[str, _Inside] = field(default_factory=dict[str, _Inside])
 
 
 class PipelineArray:
@@ -71,8 +86,13 @@ class PipelineArray:
         self._store = store
         self._prepared: _Prepared | None = None
 
-    def wanted(self, batch: Batch) -> tuple[Source, list[Entry]]:
+    def wanted(
+        self, batch: Batch, loop: asyncio.AbstractEventLoop
+    ) -> tuple[Source, list[Entry]]:
         """The array that a batch reads, and what the batch wants of each chunk.
+
+        Requests to a store of zarr's run in `loop`, which the read came from. They are
+        joined as far as zarr's settings for the array allow.
 
         Raises `LimitError` if the array asks for more than the limits allow, and
         `UnsupportedError` if gpushard does not read it, or the batch reads several
@@ -90,6 +110,8 @@ class PipelineArray:
             layout = replace(layout, path=path)
             source = Source.prepare(layout, store, prepared.options)
             prepared.sources[path] = source
+        if isinstance(source.store, ZarrStore):
+            source = _inside(prepared, path, source.store, loop, batch[0][1])
         return source, [
             Entry(coordinate, chunk_selection, out_selection)
             for coordinate, (_, _, chunk_selection, out_selection, *_) in zip(
@@ -101,6 +123,7 @@ class PipelineArray:
         """Forget what is known of shards, because they may have been replaced."""
         if self._prepared is not None:
             self._prepared.sources.clear()
+            self._prepared.insides.clear()
 
     def _under_the_limits(self) -> _Prepared:
         """What is ready for reads; prepared anew if zarr's limits have changed.
@@ -118,17 +141,21 @@ class PipelineArray:
         return prepared
 
 
-def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> Source:
-    """The same array, whose requests run in the event loop that the read came from.
-
-    Requests are joined as far as zarr's settings for the array allow.
-    """
-    store = source.store
-    if not isinstance(store, ZarrStore):
-        return source
+def _inside(
+    prepared: _Prepared,
+    path: str,
+    store: ZarrStore,
+    loop: asyncio.AbstractEventLoop,
+    spec: ArraySpec,
+) -> Source:
+    """The array at `path`, whose requests run in `loop`."""
     # Encoded bytes are wanted on the host, wherever the result lies.
     on_host = issubclass(spec.prototype.buffer, cpu.Buffer)
     mine = spec.prototype if on_host else cpu.buffer_prototype
+    known = prepared.insides.get(path)
+    if known is not None and known[:3] == (loop, mine, spec.config):
+        return known.source
+    source = prepared.sources[path]
     costs = _costs_as_set(store.costs, spec.config)
     options = source.options
     is_set = costs is not store.costs
@@ -139,7 +166,9 @@ def inside(source: Source, loop: asyncio.AbstractEventLoop, spec: ArraySpec) -> 
         # A user who bounds what one request fetches does not want whole shards either.
         options = options.but(whole_object_fraction=1.0)
     asked = ZarrStore(store.zarr_store, loop, mine, costs)
-    return replace(source, store=asked, options=options)
+    source = replace(source, store=asked, options=options)
+    prepared.insides[path] = _Inside(loop, mine, spec.config, source)
+    return source
 
 
 def _costs_as_set(costs: FetchCosts, settings: Any) -> FetchCosts:

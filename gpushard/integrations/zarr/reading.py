@@ -10,7 +10,7 @@ import numpy as np
 
 from gpushard.devices.find import find_device
 from gpushard.errors import UnsupportedError
-from gpushard.integrations.zarr.arrays import PipelineArray, inside
+from gpushard.integrations.zarr.arrays import PipelineArray
 from gpushard.integrations.zarr.batch import extent_of, selection_of
 from gpushard.integrations.zarr.pieces import Entry, grown_irregularly
 from gpushard.layout import GridAxis
@@ -43,11 +43,10 @@ def read_batch(
 
     It waits for `loop`, and so must not run in that loop's thread.
     """
-    source, entries = pipeline_array.wanted(batch)
+    source, entries = pipeline_array.wanted(batch, loop)
     array: Any = out.as_ndarray_like()
     with naming_source(source):
         spec = batch[0][1]
-        source = inside(source, loop, spec)
         axes = source.layout.axes
         selection = selection_of(entries, axes, tuple(array.shape), drop_axes)
         source = _grown(source, extent_of(selection))

@@ -86,7 +86,7 @@ class ZarrStore:
         self._loop = loop
         self._objects = _objects_of(store, prototype or default_buffer_prototype())
         self.costs = costs or _costs_of(store)
-        self._is_near = loop is None and _never_waits(store)
+        self._is_near = _never_waits(store)
         self._way = _way_to(self._objects, self.costs)
         self._lanes = Lanes(self.costs.concurrency)
         self._zip_path = _zip_path(store)
