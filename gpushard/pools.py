@@ -139,10 +139,13 @@ class Pool:
         """
         if self._is_over:
             return False
-        is_busy = len(self._unended) >= len(self._serving)
-        if is_busy and not self._beginning.call(self._begin_thread):
-            return False
+        # Counted before it is compared: else two threads that submit at once may both
+        # count on the one that is free, and one of their tasks waits.
         self._unended.append(None)
+        is_busy = len(self._unended) > len(self._serving)
+        if is_busy and not self._beginning.call(self._begin_thread):
+            self._unended.pop()
+            return False
         self._tasks.put(future)
         return True
 

@@ -8,6 +8,8 @@ from functools import partial
 
 import pytest
 
+from gpushard.pools import Future, Pool
+from gpushard.stop_flag import StopFlag
 from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
 
 
@@ -113,3 +115,24 @@ def test_once_an_item_has_failed_no_other_thread_begins_one():
     with pytest.raises(OSError, match="no more"):
         run_side_by_side(answer, range(20), 2)
     assert len(done) < 10  # of those that are the other thread's
+
+
+def test_tasks_that_several_threads_submit_at_once_all_begin_at_once():
+    """Two that both count on the one free thread would leave a task to wait."""
+    n_threads, n_each = 8, 4
+    all_run = threading.Barrier(n_threads * n_each + 1)
+    submits = threading.Barrier(n_threads)
+    pool = Pool("store", 2 * n_threads * n_each)
+
+    def submit():
+        submits.wait(10)
+        for _ in range(n_each):
+            assert pool.submit(Future(partial(all_run.wait, 10), StopFlag()))
+
+    threads = [threading.Thread(target=submit) for _ in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    all_run.wait(10)  # raises unless every task has a thread
+    assert pool.end(time.monotonic() + 10)
