@@ -165,6 +165,21 @@ def test_small_shards_are_fetched_as_many_at_a_time_as_the_network_bears(tmp_pat
 
 
 @pytest.mark.network
+@pytest.mark.parametrize("n_chunks", [24, 100])
+def test_chunks_without_shards_do_not_wait_for_others_to_arrive(tmp_path, n_chunks):
+    values = np.zeros((n_chunks, 128 * KIB), "f4")
+    values[:, 0] = np.arange(n_chunks)
+    zarr.create_array(tmp_path / "a", data=values, chunks=(1, 128 * KIB))
+    n_wanted = min(n_chunks, 64)
+    crowd = Crowd(n_wanted)
+    with RangeServer(tmp_path / "a", before_answer=crowd.join) as server:
+        a = gpushard.open_array(server.url, options=Options(**PLAIN))
+        assert np.array_equal(a[...], values)
+        assert server.count(method="GET") == 1 + n_chunks
+    assert crowd.n_at_once >= n_wanted
+
+
+@pytest.mark.network
 def test_connections_that_were_needed_at_once_are_kept_for_the_next_read(tmp_path):
     """A pool of 64 threads sends requests, and the eight readers help them."""
     (tmp_path / "a").write_bytes(bytes(100))

@@ -6,6 +6,7 @@ Neighbouring byte ranges are fetched in requests as large as the store prefers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import ceil
 
 import numpy as np
 
@@ -96,6 +97,20 @@ def batches_of(
         return batches
     # All may be under way at once, so no batch waits for the answers to another.
     return cut_batches(nbytes, total // n_workers + int(nbytes.max()))
+
+
+def objects_of_task(
+    job: Job, n_objects: int, object_nbytes: int, n_workers: int
+) -> int:
+    """How many of `n_objects` one task suitably fetches whole."""
+    budget = job.batch_nbytes(object_nbytes * n_objects, n_workers)
+    suitable = budget // max(object_nbytes, 1)
+    if not is_waited_for(job):
+        return suitable
+    # With fewer, some would wait for others, although connections are idle. Twice as
+    # many as may be under way, because workers that decode ask for nothing.
+    n_asked = min(n_objects, 2 * job.source.store.costs.concurrency)
+    return max(suitable, ceil(n_asked / n_workers))
 
 
 def _batch_nbytes_of(job: Job, requests: Requests) -> Ints:

@@ -29,6 +29,7 @@ from gpushard.memory.turns import turns
 from gpushard.options import KIB
 from gpushard.planning.blocks import Block
 from gpushard.reading.ranges import range_tasks
+from gpushard.reading.requests import objects_of_task
 from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
@@ -87,12 +88,11 @@ def whole_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:
     n_shards = len(block.shard_coords)
     largest = _largest_of(job.source, block)
     shard_nbytes = _shard_nbytes(job.source, largest)
-    budget = job.batch_nbytes(shard_nbytes * n_shards, n_workers)
     # Objects that are larger than they should be must stay within the limit, too.
-    bound = job.source.options.memory_limit // (2 * n_workers)
     limit = most_fetched(job.source, largest)
-    fitting = bound // max(limit, 1)
-    per_task = max(1, min(budget // max(shard_nbytes, 1), fitting))
+    fitting = job.source.options.memory_limit // (2 * n_workers * max(limit, 1))
+    suitable = objects_of_task(job, n_shards, shard_nbytes, n_workers)
+    per_task = max(1, min(suitable, fitting))
     for first in range(0, n_shards, per_task):
         marked = np.zeros(n_shards, bool)
         marked[first : first + per_task] = True
