@@ -16,6 +16,8 @@ from gpushard.stores.base import ByteRequest
 # At least half of it passes before a repeat, once the first repeats did not help: the
 # one that a server asks for, or those that the settings allow.
 _LEAST_PAUSE_S = 1.0
+# A pause that a server asks for is longer by up to so much, and by at most half.
+_SPREAD_S = 1.0
 
 Reply = TypeVar("Reply")
 Request = TypeVar("Request", bound=ByteRequest)
@@ -148,8 +150,11 @@ class Patience:
         repeats, patience_s = self._repeats, self._limits.patience_s
         limit_s = repeats.lost_limit_s if refusal.is_lost else patience_s
         pause_s = self._pause_s(refusal, attempts)
-        if time.monotonic() - attempts.started + pause_s > limit_s:
+        left_s = attempts.started + limit_s - time.monotonic()
+        if pause_s > left_s:
             return None
+        if refusal.retry_after_s is not None:
+            pause_s = min(pause_s + _spread_s(pause_s), left_s)
         longer_s = attempts.pause_s * repeats.pause_factor
         attempts.pause_s = min(longer_s, repeats.longest_pause_s)
         attempts.n_repeats += 1
@@ -172,6 +177,16 @@ def _wait(seconds: float) -> None:
         time.sleep(seconds)
     else:
         flag.wait(seconds)
+
+
+def _spread_s(pause_s: float) -> float:
+    """What to add to a pause that a server asks for.
+
+    It tells all readers the same, and if they came back together it would again have
+    too many.
+    """
+    most_s = min(pause_s / 2, _SPREAD_S)
+    return most_s * random.uniform(0, 1)  # noqa: S311 - no secret
 
 
 def _random_part(pause_s: float) -> float:
