@@ -190,6 +190,23 @@ def test_the_server_is_asked_once_and_nothing_of_it_is_left(
     assert keys(array) == ["c/0/0", "zarr.json"]
 
 
+def test_both_conditions_are_tried_at_the_same_time(array, options, monkeypatch):
+    """A first write to a part of a shard waits for them, over a network twice."""
+    both = threading.Barrier(2)
+    put = obstore.put
+
+    def put_beside(*arguments, mode="overwrite", **settings):
+        key = arguments[1]
+        if ".gpushard-" in key and mode != "overwrite":
+            both.wait(10)
+        return put(*arguments, mode=mode, **settings)
+
+    monkeypatch.setattr(obstore, "put", put_beside)
+    a = opened(options)
+    a[0, 0] = 7
+    assert a[0, 0] == 7
+
+
 def test_threads_on_one_shard_lose_nothing(array, options, monkeypatch):
     # A bucket decides and puts in one step; moto does so in two.
     from moto.s3.responses import S3Response

@@ -9,6 +9,7 @@ guarantees nothing beyond this process. A store may say that it `is_read_only`, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from gpushard.stores.local.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.obstores import request_errors
+from gpushard.workers import run_side_by_side
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore
@@ -260,10 +262,8 @@ class ObjectWriter:
             self.put(probe, [np.zeros(1, np.uint8)])
             try:
                 stale = Fetched(np.zeros(0, np.uint8), None, '"0"')
-                overwrites = [
-                    self._put_if_unchanged(probe, [np.ones(1, np.uint8)], old)
-                    for old in (None, stale)
-                ]
+                put = partial(self._put_if_unchanged, probe, [np.ones(1, np.uint8)])
+                overwrites = run_side_by_side(put, [None, stale], 2)
             finally:
                 self.put(probe, None)
             self._store.puts_conditionally = not any(overwrites)
