@@ -154,16 +154,3 @@ def test_samples_land_in_place_where_they_take_no_more_memory(dtype, wanted, in_
     a = stored(np.zeros((8, 400), dtype), (4, 400))
     (field,) = Loader(a, batch_size=2, dtype=wanted)._settings.fields
     assert field.lands_in_place == in_place
-
-
-@pytest.mark.parametrize(
-    ("row", "window", "is_cast"),
-    [(511, None, False), (512, None, True), (511, 2, True)],
-)
-def test_rows_that_are_gathered_are_not_read_wide(row, window, is_cast):
-    """They would exist twice, both times wide."""
-    values = np.arange(8 * row).reshape(8, row).astype("u1")
-    loader = Loader(stored(values, (4, row)), batch_size=8, window=window, dtype="f4")
-    (field,) = loader._settings.fields
-    assert field.on_read.is_none == (not is_cast)
-    assert_array_equal(np.concatenate(list(loader)).reshape(8, row), values)

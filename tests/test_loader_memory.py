@@ -97,8 +97,8 @@ def test_a_host_without_memory_is_an_error_that_names_the_array(
 
     taken = []
     monkeypatch.setattr(Memory, "take", take)
-    # Read in the stored order of both arrays, then gathered from both.
-    options = {"shuffle": True, "prefetch_factor": prefetch_factor}
+    # Both arrays are read, then both are converted.
+    options = {"shuffle": True, "prefetch_factor": prefetch_factor, "scale": 2}
     loader = Loader({"x": images(), "y": labels()}, batch_size=200, **options)
     with pytest.raises(HostMemoryError, match="Unable to allocate 1 GiB") as failed:
         next(iter(loader))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from gpushard.loader.memory import Memory
 from gpushard.options import KIB
-from gpushard.selecting.selection import Ints
 from gpushard.work_queue import Task
 from gpushard.workers import run_tasks
 
-# Pieces of a load are gathered and cast one by one, so that a piece stays in cache.
+# Pieces of a load are cast one by one, so that a piece stays in cache.
 _PIECE_NBYTES = 512 * KIB
 
 
@@ -149,51 +147,34 @@ def _table(conversion: ElementConversion, _factors: str) -> NDArray[Any]:
     return out
 
 
-def gathered(
+def converted(
     values: NDArray[Any],
-    order: Ints | None,
     conversion: ElementConversion,
     memory: Memory,
     n_workers: int,
 ) -> NDArray[Any]:
-    """Rows `order` of `values`, converted; `values` itself if nothing changes.
-
-    Parameters
-    ----------
-    order
-        int64, shape (n,). Indexes of rows along axis 0; None keeps all rows in place.
-    """
-    if order is None and conversion.is_none:
+    """Converted `values`, in other memory; `values` itself if nothing changes."""
+    if conversion.is_none:
         return values
-    n = len(values) if order is None else len(order)
-    out = memory.take((n, *values.shape[1:]), conversion.dtype)
+    n = len(values)
+    out = memory.take(values.shape, conversion.dtype)
     row_nbytes = max(out.nbytes // n, 1) if n else 1
     step = max(_PIECE_NBYTES // row_nbytes, 1)
-    fill: Callable[..., None] = partial(_fill, values, order, conversion, out)
+    convert = partial(_convert, values, conversion, out)
     tasks: list[Task] = [
-        partial(fill, first, min(first + step, n)) for first in range(0, n, step)
+        partial(convert, first, min(first + step, n)) for first in range(0, n, step)
     ]
-    with np.errstate(all="ignore"):
-        run_tasks(tasks, n_workers if len(tasks) > 1 else 1)
+    run_tasks(tasks, n_workers if len(tasks) > 1 else 1)
     return out
 
 
-def _fill(
+def _convert(
     values: NDArray[Any],
-    order: Ints | None,
     conversion: ElementConversion,
     out: NDArray[Any],
     first: int,
     stop: int,
 ) -> None:
     """Write rows ``first:stop`` of `out`."""
-    if order is None:
-        rows = values[first:stop]
-    elif conversion.is_none:
-        # All indexes are valid; "clip" lets NumPy write without an extra buffer.
-        np.take(values, order[first:stop], axis=0, out=out[first:stop], mode="clip")
-        return
-    else:
-        rows = values[order[first:stop]]
     with np.errstate(all="ignore"):
-        conversion.apply(rows, out[first:stop])
+        conversion.apply(values[first:stop], out[first:stop])

@@ -17,9 +17,9 @@ from gpushard.errors import OptionError, naming
 from gpushard.fetching.job import Job
 from gpushard.fused.chain import casts_into
 from gpushard.layout import GridAxis
-from gpushard.loader.conversion import ElementConversion, gathered
+from gpushard.loader.conversion import ElementConversion, converted
 from gpushard.loader.memory import Memory
-from gpushard.loader.windows import Cut, in_order, rows_of_all
+from gpushard.loader.windows import Cut, rows_of_all
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting.patches import PlannableSelection
@@ -27,7 +27,8 @@ from gpushard.selecting.selection import Ints
 
 LoaderArray = Array | ConcatArray
 
-# Rows shorter than this are read first and gathered then, which is faster.
+# Windows of rows shorter than this are patches: columns over such rows would take many
+# times their bytes.
 _LONG_NBYTES = 512
 
 
@@ -99,9 +100,7 @@ class Field:
     def on_read(self) -> ElementConversion:
         """What a read on the host does of the conversion: all or nothing of it."""
         whole = self.conversion
-        # Rows that are gathered exist twice; the first time they stay narrow.
-        is_left = whole.factors is not None or (whole.widens and self.gathers_rows)
-        if is_left or not all(
+        if whole.factors is not None or not all(
             casts_into(member.source, whole.dtype) for member in self.members
         ):
             return ElementConversion(whole.stored, whole.stored)
@@ -114,11 +113,6 @@ class Field:
         if self.on_read is whole:
             return ElementConversion(whole.dtype, whole.dtype)
         return whole
-
-    @property
-    def gathers_rows(self) -> bool:
-        """Whether a read on the host puts rows next to each other, in no order yet."""
-        return self.lists_rows and not self._has_long_rows
 
     @property
     def lands_in_place(self) -> bool:
@@ -235,13 +229,12 @@ class Field:
     def _read_rows(self, origins: Ints, memory: Memory) -> tuple[list[Job], Finish]:
         """Jobs that copy each row from its inner chunk to its places in the result.
 
-        Rows are read in the order of storage. Short rows are read once, next to each
-        other, and gathered afterwards.
+        Rows are read in the order of storage.
         """
         wanted = self.cut.rows(origins)
         flat = wanted.ravel()
         n_rows = self.cut.shape[0]
-        rows, order, outside = flat, None, None
+        rows, outside = flat, None
         if flat.min(initial=0) < 0 or flat.max(initial=0) >= n_rows:
             outside = (flat < 0) | (flat >= n_rows)
             inside = flat[~outside]
@@ -250,16 +243,14 @@ class Field:
             # Rows outside stand for others that are read anyway: one that no sample
             # wants may be damaged.
             rows = flat.clip(inside.min(), inside.max())
-        if not self._has_long_rows:
-            rows, order = _distinct(rows)
         values = memory.take((len(rows), *self.cut.shape[1:]), self.on_read.dtype)
         jobs = self._jobs([rows_of_all(rows, self.cut.shape)], [values])
-        return jobs, partial(self._finish, values, order, outside, memory)
+        return jobs, partial(self._finish, values, outside, memory)
 
     def _finish(
-        self, values: NDArray[Any], order: Ints | None, outside: Any, memory: Memory
+        self, values: NDArray[Any], outside: Any, memory: Memory
     ) -> NDArray[Any]:
-        out = self._gathered(values, order, memory)
+        out = self._converted(values, memory)
         if outside is not None:
             out[outside] = self.conversion.of_one(self.fill_value)
         n = len(out) // self.cut.window[0]
@@ -272,14 +263,12 @@ class Field:
         if not is_whole:
             values[...] = self.on_read.of_one(self.fill_value)
         jobs = self._jobs([patches], [values.reshape(patches.shape)])
-        return jobs, partial(self._gathered, values, None, memory)
+        return jobs, partial(self._converted, values, memory)
 
-    def _gathered(
-        self, values: NDArray[Any], order: Ints | None, memory: Memory
-    ) -> NDArray[Any]:
-        """Rows `order` of `values`, converted; see `gathered`."""
+    def _converted(self, values: NDArray[Any], memory: Memory) -> NDArray[Any]:
+        """Samples as they are handed out; see `converted`."""
         n_threads = self.members[0].source.options.threads
-        return gathered(values, order, self.after_read, memory, n_threads)
+        return converted(values, self.after_read, memory, n_threads)
 
     def _jobs(
         self, selections: Sequence[PlannableSelection], outs: Sequence[NDArray[Any]]
@@ -302,18 +291,6 @@ def concatenated(parts: Sequence[Any]) -> SampleRows:
         # Without dtype=, NumPy turns them to the byte order of the machine.
         return np.concatenate(parts, dtype=parts[0].dtype)
     return parts[0].joined(parts)
-
-
-def _distinct(rows: Ints) -> tuple[Ints, Ints | None]:
-    """Distinct rows in ascending order, and the index of each; None if unchanged."""
-    if np.all(rows[1:] > rows[:-1]):
-        return rows, None
-    ascending, place = in_order(rows)
-    is_first = np.ones(len(rows), np.bool_)
-    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
-    order = np.empty(len(rows), np.int64)
-    order[place] = np.cumsum(is_first) - 1
-    return ascending[is_first], order
 
 
 def usable_source(array: Any, name: str, num_threads: int | None) -> LoaderArray:

@@ -88,7 +88,7 @@ class HostPlace:
         self._memory = memory
 
     def load_factor(self, *, lands_in_place: bool) -> int:
-        """See `Place`: samples exist twice while they are gathered or cast."""
+        """See `Place`: samples exist twice while they are cast."""
         return 2 if lands_in_place else 1
 
     def check(self) -> None:

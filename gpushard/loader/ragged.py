@@ -86,11 +86,6 @@ class RaggedField(Field):
         return False
 
     @property
-    def gathers_rows(self) -> bool:
-        """See `Field`: samples are read in their order."""
-        return False
-
-    @property
     def load_nbytes(self) -> int:
         """Mean memory for a sample during the read, in bytes."""
         return int(self._mean_length * self.row_nbytes) + _COLUMNS_NBYTES
@@ -156,7 +151,7 @@ class RaggedField(Field):
         return jobs, partial(self._rows, values, bounds, memory)
 
     def _rows(self, values: NDArray[Any], bounds: Ints, memory: Memory) -> RaggedRows:
-        out = self._gathered(values, None, memory)
+        out = self._converted(values, memory)
         return RaggedRows(out, bounds, packed=self.packed)
 
 

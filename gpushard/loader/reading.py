@@ -46,7 +46,7 @@ from gpushard.stop_flag import StopFlag
 OnError = Literal["raise", "skip"]
 
 # Usual size of a load. It is large enough that its plan costs little, and small enough
-# that several loads fit, each with a second copy for samples that are gathered or cast.
+# that several loads fit, each with a second copy for samples that are cast.
 LOAD_NBYTES = 16 * MIB
 # Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
