@@ -40,7 +40,7 @@ from gpushard.selecting.numbering import distinct
 from gpushard.selecting.projection import Members
 from gpushard.selecting.selection import Ints
 
-# Average number of boxes per inner chunk above which their columns cost too much.
+# Number of boxes of an inner chunk above which their columns cost too much.
 _MOST_PER_CHUNK = 16
 # From this stride in the output on, any number of boxes is worth its columns.
 _FAR_NBYTES = 512
@@ -82,11 +82,12 @@ class Lists(NamedTuple):
         """
         inner, outer = map(np.ascontiguousarray, members[1:])
         begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
-        is_next = _follows(inner, outer)
-        is_next[begin[1:] - 1] = False
-        n_runs = n - int(np.count_nonzero(is_next))
-        are_few = not _are_too_many(n_runs, n_cells, out_stride)
-        if n_runs <= n_cells or (n >= _LONG_RUN * n_runs and are_few):
+        is_first = np.append(True, ~_follows(inner, outer))
+        is_first[begin] = True
+        n_runs = np.add.reduceat(is_first, begin, dtype=np.int64)
+        most_runs = n_runs.max(initial=0)
+        are_few = abs(out_stride) >= _FAR_NBYTES or most_runs <= _MOST_PER_CHUNK
+        if most_runs <= 1 or (n >= _LONG_RUN * n_runs.sum() and are_few):
             return None
         first = np.minimum.reduceat(inner, begin)
         last = np.maximum.reduceat(inner, begin)
@@ -187,7 +188,7 @@ def cut(
     chunk_strides: tuple[int, ...],
     block: ShardBlock,
     rows: Ints,
-) -> tuple[Ints, Ints] | None:
+) -> tuple[Ints, Ints]:
     """Boxes of the inner chunks `rows` of a block.
 
     Returns
@@ -197,8 +198,6 @@ def cut(
         the place of the encoded bytes.
     row : numpy.ndarray
         int64, shape (n_boxes,), ascending. The entry of `rows` that each belongs to.
-
-    None if inner chunks are cut into too many boxes.
     """
     if len(landings) == 1:
         return _cut_part(landings[0], 0, chunk_strides, block.position[:, rows])
@@ -206,10 +205,10 @@ def cut(
     part = block.part[rows]
     for p in distinct(part).tolist():
         mine = np.flatnonzero(part == p)
-        one = _cut_part(landings[p], p, chunk_strides, block.position[:, rows[mine]])
-        if one is None:
-            return None
-        found.append((one[0], mine[one[1]]))
+        boxes, nth = _cut_part(
+            landings[p], p, chunk_strides, block.position[:, rows[mine]]
+        )
+        found.append((boxes, mine[nth]))
     row = np.concatenate([row for _, row in found])
     order = np.argsort(row, kind="stable")
     return np.concatenate([boxes for boxes, _ in found])[order], row[order]
@@ -220,7 +219,7 @@ def _cut_part(
     p: int,
     chunk_strides: tuple[int, ...],
     position: Ints,
-) -> tuple[Ints, Ints] | None:
+) -> tuple[Ints, Ints]:
     if isinstance(landing, PatchLanding):
         return cut_patches(landing, p, chunk_strides, position)
     if isinstance(landing, PointLanding):
@@ -229,12 +228,9 @@ def _cut_part(
         cells_at(landing, axis, stride, at)
         for axis, (stride, at) in enumerate(zip(chunk_strides, position, strict=False))
     ]
-    n_chunks = position.shape[1]
-    row, is_cut = np.arange(n_chunks), False
-    for axis, (_, nth) in enumerate(along):
+    row, is_cut = np.arange(position.shape[1]), False
+    for _, nth in along:
         if nth is not None:
-            if _are_too_many(len(nth), n_chunks, landing.strides[axis]):
-                return None
             row, is_cut = nth, True
     boxes = np.empty((len(row), FIRST_LENGTH + len(along)), np.int64)
     offset, listed = np.zeros((2, len(row)), np.int64)
@@ -305,17 +301,6 @@ def _runs_at(members: Members, at: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     inner, outer = members.in_index[element], members.out_index[element]
     starts, length = runs(nth, inner, outer)
     return nth[starts], inner[starts], outer[starts], length
-
-
-def _are_too_many(n_boxes: int, n_chunks: int, out_stride: int) -> bool:
-    """Whether so many boxes take longer than a list, or NumPy, places the elements.
-
-    Parameters
-    ----------
-    out_stride
-        Bytes between neighbours in the output, along the axis that is cut.
-    """
-    return abs(out_stride) < _FAR_NBYTES and n_boxes > _MOST_PER_CHUNK * n_chunks
 
 
 def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:

@@ -242,10 +242,7 @@ def file_reader(
     if store is None or source.is_held:
         return None
     requests = ranged.requests
-    cut = placer.cut(ranged.block, requests.order)
-    if cut is None:
-        return None
-    boxes, nth = cut
+    boxes, nth = placer.cut(ranged.block, requests.order)
     row = requests.order[nth]
     located, spans = ranged.located, ranged.spans
     boxes[:, SOURCE] = located.start[row]

@@ -243,7 +243,7 @@ class PlanPlacer(BoxPlacer):
         super().__init__(chain, loops, strides, room, nbytes)
         self._landings = landings
 
-    def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints] | None:
+    def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints]:
         """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
         return cut(self._landings, self.chain.strides, block, rows)
 

@@ -115,20 +115,14 @@ class FusedSink:
 
     def _copy(self, block: ShardBlock, rows: Ints, addresses: Ints) -> bool:
         """Whether inner chunks could be copied from decoded ones at `addresses`."""
-        cut = self._placer.cut(block, rows)
-        if cut is None:
-            return False
-        boxes, row = cut
+        boxes, row = self._placer.cut(block, rows)
         boxes[:, SOURCE], boxes[:, NBYTES] = addresses[row], 0
         boxes[:, FILE] = FILLED
         return bool(self._placer.run(boxes).all())
 
     def _place_rows(self, ranged: RangedBlock, rows: Ints, base: Ints) -> Bools:
         """Whether each row was placed; `base`: address of byte 0 of its object."""
-        cut = self._placer.cut(ranged.block, rows)
-        if cut is None:
-            return np.zeros(len(rows), np.bool_)
-        boxes, row = cut
+        boxes, row = self._placer.cut(ranged.block, rows)
         located = ranged.located
         # If elements are plain, only those from first to last wanted are in memory.
         start = located.start[rows]

@@ -112,8 +112,8 @@ class UnshardedRead:
         if not kept.taken:
             return block
         here, rest = _parts(block, np.asarray(kept.slots) >= 0)
-        if here.n_chunks and (cut := self._cut(here)) is not None:
-            boxes, row = cut
+        if here.n_chunks:
+            boxes, row = self._cut(here)
             files = KeptFiles(cache, boxes)
             if not len(files.boxes):  # another thread has dropped them since
                 return block
@@ -124,9 +124,9 @@ class UnshardedRead:
         return rest
 
     def _tasks_of(self, block: ShardBlock, n_workers: int) -> Iterator[Task]:
-        if not block.n_chunks or (cut := self._cut(block)) is None:
+        if not block.n_chunks:
             return
-        boxes, row = cut
+        boxes, row = self._cut(block)
         opening = self._files.opening(self._root, len(boxes))
         source, n_wanted = self._job.source, self._job.plan.n_chunks
         new = new_files(source, boxes, n_wanted, self._weight_of(boxes))
@@ -134,13 +134,9 @@ class UnshardedRead:
         finish = partial(self._finish, block, row, opening, new)
         yield from self._reading(boxes, opener, n_workers, finish).tasks()
 
-    def _cut(self, block: ShardBlock) -> tuple[Ints, Ints] | None:
-        """Boxes of a block's files, and the row of each; None: they are left over."""
-        cut = self._placer.cut(block, np.arange(block.n_chunks))
-        if cut is None:
-            self._left.append(block)
-            return None
-        boxes, row = cut
+    def _cut(self, block: ShardBlock) -> tuple[Ints, Ints]:
+        """Boxes of a block's files, and the row of each."""
+        boxes, row = self._placer.cut(block, np.arange(block.n_chunks))
         for column in (SOURCE, NBYTES, KEEP):
             boxes[:, column] = 0
         numbers = block.shard_coords @ self._files.strides
