@@ -27,8 +27,6 @@ from gpushard.selecting.selection import Ints, SliceAxis
 
 Index = tuple[Any, ...]
 
-# For this many columns or fewer, a Python loop is faster than NumPy's calls.
-_FEW = 4
 # NumPy may copy this many listed elements, and bytes of them, before it writes them.
 # The size of a string is known only from its bytes, so strings have their own limit.
 _FEW_ELEMENTS, _FEW_STRINGS = 1 << 17, 64
@@ -60,8 +58,6 @@ class GridTarget:
         """Index into the output and into the inner chunk, one pair per column."""
         if not self.part.projections:
             return iter([((...,), (...,))] * position.shape[1])
-        if position.shape[1] <= _FEW:
-            return map(self._index, position.T.tolist())
         pairs = [
             _axis_indexes(projection, at, extent)
             for projection, at, extent in zip(
@@ -73,14 +69,6 @@ class GridTarget:
         if self._gathers:
             return zip(map(open_mesh, outs), map(open_mesh, ins), strict=True)
         return zip(outs, ins, strict=True)
-
-    def _index(self, column: list[int]) -> tuple[Index, Index]:
-        """The pair of indexes that `indexes` gives for one column."""
-        axes = zip(self.part.projections, column, self.out.shape, strict=False)
-        out_index, in_index = zip(*(_axis_index(*axis) for axis in axes), strict=True)
-        if self._gathers:
-            return open_mesh(out_index), open_mesh(in_index)
-        return out_index, in_index
 
     def place(self, index: tuple[Index, Index], chunk: NDArray[Any]) -> None:
         """Write the wanted elements of a decoded inner chunk."""
@@ -168,20 +156,6 @@ def _axis_indexes(
     outs = map(slice, out_start.tolist(), (out_start + length).tolist())
     steps = [projection.step] * len(at)
     return outs, map(slice, in_start.tolist(), in_stop.tolist(), steps)
-
-
-def _axis_index(projection: Projected, at: int, extent: int) -> tuple[Any, Any]:
-    """Selectors along one axis of output and inner chunk, for one column."""
-    members = projection.members
-    if members is not None:
-        run = slice(int(members.bounds[at]), int(members.bounds[at + 1]))
-        return members.out_index[run], members.in_index[run]
-    step, taken = projection.step, projection.takings(np.array([at]))
-    in_start, length, out_start = [int(column[0]) for column in taken]
-    if projection.out_step < 0:
-        out_start = extent - 1 - out_start
-    in_stop = in_start + (length - 1) * step + 1
-    return slice(out_start, out_start + length), slice(in_start, in_stop, step)
 
 
 class PointTarget:
