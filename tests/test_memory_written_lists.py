@@ -20,7 +20,7 @@ from gpushard.options import KIB, MIB, Options
 from gpushard.selecting import index_arrays, listing
 from gpushard.selecting.expressions import orthogonal
 from gpushard.selecting.selection import Listed
-from gpushard.writing import listed, regions
+from gpushard.writing import listed, masked, regions
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.listed import written_parts
 from tiny_bounds import tiny_bounds
@@ -185,6 +185,7 @@ def test_writes_in_portions_are_those_of_numpy(write, n_block, most):
         patched.setattr(listing, "BLOCK_ELEMENTS", n_block)
         patched.setattr(listed, "_LEAST_ELEMENTS", most)
         patched.setattr(regions, "_COPIED_NBYTES", 4 * n_block)
+        patched.setattr(masked, "_AROUND_PER_TRUE", 0)
         options = Options(memory_limit=1)
         a = gpushard.open_array(store, device="cpu", options=options)
         a[...] = expected

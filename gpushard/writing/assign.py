@@ -38,6 +38,7 @@ from gpushard.writing.in_place import (
     verifies,
 )
 from gpushard.writing.listed import can_be_cut, listed_cells, n_columns_at_once
+from gpushard.writing.masked import masked_cells
 from gpushard.writing.on_device import DeviceValues, values_on_device
 from gpushard.writing.regions import Box, Cell, Part, part_of
 from gpushard.writing.shard import Region, StoredShard
@@ -88,8 +89,11 @@ def assign(
         around = selection.around
         laid = values.reshape(-1) if around is None else around.on_grid(values)
         # Threads hold columns over listed elements, counted for these threads.
-        n_threads = min(n_shards_at_once(source), n_columns_at_once(source, selection))
-        cells = listed_cells(source, selection, n_threads)
+        n_threads = n_shards_at_once(source)
+        cells = masked_cells(source, selection, n_threads)
+        if cells is None:
+            n_threads = min(n_threads, n_columns_at_once(source, selection))
+            cells = listed_cells(source, selection, n_threads)
         tasks = (
             partial(session.write, cell, Change(part, laid)) for cell, part in cells
         )

@@ -25,6 +25,7 @@ from gpushard.stores.local.file_bytes import FileBytes
 from gpushard.stores.local.handles import file_version
 from gpushard.stores.local.store import LocalStore
 from gpushard.writing.changes import Change
+from gpushard.writing.masked import Masked
 from gpushard.writing.regions import Box, InPortions, Part, Scattered
 from gpushard.writing.shard import Region, StoredShard
 from gpushard.writing.whole_cells import Span, WholeCells
@@ -104,7 +105,7 @@ def _grown(
     if border is None:
         grown = _read_and_changed(region, data, part, spans, values)
         yield grown or Change(part, values)
-    elif isinstance(part, Box) and spans[border.axis][0] < border.cell:
+    elif isinstance(part, Box | Masked) and spans[border.axis][0] < border.cell:
         for side in _sides(part, border, region.grid):
             yield from _grown(region, data, side, values)
     else:
@@ -114,7 +115,7 @@ def _grown(
 def _read_and_changed(
     region: Region,
     data: FileBytes,
-    part: Box | Scattered,
+    part: Box | Scattered | Masked,
     spans: Sequence[Span],
     values: NDArray[Any],
 ) -> Wholes | None:
@@ -168,9 +169,13 @@ def _touched(part: Part, grid: Sequence[GridAxis]) -> list[Span] | None:
         return None if None in found else [span for span in found if span is not None]
     if isinstance(part, InPortions):
         return None
-    cells = np.stack(
-        [of.cell_at(c) for c, of in zip(part.coordinates, grid, strict=True)]
-    )
+    if isinstance(part, Masked):
+        begin = [[at // of.cell] for at, of in zip(part.origin, grid, strict=True)]
+        cells = np.stack(np.nonzero(part.touched(grid))) + np.array(begin)
+    else:
+        cells = np.stack(
+            [of.cell_at(c) for c, of in zip(part.coordinates, grid, strict=True)]
+        )
     first, end = cells.min(axis=1), cells.max(axis=1) + 1
     number: Any = np.ravel_multi_index(tuple(cells - first[:, np.newaxis]), end - first)
     if len(distinct(number)) < prod((end - first).tolist()):
@@ -205,8 +210,10 @@ def _border(region: Region, spans: Sequence[Span]) -> Border | None:
     return Border(d, sum(spans[d]) // 2)
 
 
-def _sides(part: Box, border: Border, grid: Sequence[GridAxis]) -> Iterator[Box]:
-    """The elements of a box before a border between cells, and those behind it."""
+def _sides(
+    part: Box | Masked, border: Border, grid: Sequence[GridAxis]
+) -> Iterator[Box | Masked]:
+    """The elements of a part before a border between cells, and those behind it."""
     along = grid[border.axis]
     at = border.cell * along.cell
     for begin, end in ((0, at), (at, along.extent)):

@@ -29,6 +29,7 @@ from gpushard.selecting.selection import (
     SliceAxis,
 )
 from gpushard.writing.crossing import crossed_cells
+from gpushard.writing.masked import Masked
 
 Cell = tuple[int, ...]
 
@@ -342,7 +343,7 @@ def _numbers(portion: Selection, axis: int, low: Ints, high: Ints) -> Ints:
     return number
 
 
-Part = Box | Scattered | InPortions
+Part = Box | Scattered | InPortions | Masked
 
 
 def _runs(n: int, each_nbytes: int) -> Iterator[slice]:
