@@ -20,9 +20,9 @@ from gpushard.layout import GridAxis
 from gpushard.options import MIB
 from gpushard.selecting.selection import IndexAxis, SliceAxis
 from gpushard.write_options import WriteOptions
-from gpushard.writing import encode
+from gpushard.writing import encode, shard
 from gpushard.writing.regions import Box
-from gpushard.writing.shard import are_fill
+from gpushard.writing.shard import are_fill, is_fill
 from gpushard.writing.whole_cells import WholeCells
 
 
@@ -287,3 +287,34 @@ def test_what_is_all_fill_value_is_told_of_all_inner_chunks_at_once(
         chunks[2 * i + 2, 2, 3] = other
     found = are_fill(chunks, np.array(fill, dtype))
     assert found.tolist() == [True, *[False] * (2 * len(others)), True]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "c8", "c16", "S5", "u1,<u2,<f8"])
+@pytest.mark.parametrize("at", [0, 1, 30, 31, 32, 255, 256, 299])
+def test_one_other_element_is_found_wherever_it_lies(dtype, at, monkeypatch):
+    monkeypatch.setattr(shard, "_FIRST", 4)
+    chunks = np.zeros((3, 300), dtype)
+    other = chunks[:1].view("u1")
+    size = chunks.itemsize
+    for byte in range(size):
+        other[...] = 0
+        other[0, at * size + byte] = 128
+        fill = chunks[1, 0].copy()
+        assert are_fill(chunks, fill).tolist() == [False, True, True]
+        assert are_fill(chunks[:, ::-1], fill).tolist() == [False, True, True]
+        assert is_fill(chunks[1], fill)
+        assert not is_fill(chunks[0], fill)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("f4", 4), ("f8", 8), ("c16", 16)])
+def test_telling_that_takes_a_byte_for_each_element(dtype, itemsize):
+    chunks = np.zeros((1, MIB // 8), dtype)
+    fill = chunks[0, 0].copy()
+    are_fill(chunks, fill)
+    tracemalloc.start()
+    try:
+        assert are_fill(chunks, fill).all()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < chunks.nbytes / itemsize + 8192

@@ -23,6 +23,11 @@ Shape = tuple[int, ...]
 EMPTY = np.uint64(2**64 - 1)
 """Offset and size of a missing inner chunk in an index."""
 
+# Elements are compared in words, the widest that divides their size, a few first: if an
+# inner chunk holds others, they are mostly not far.
+_WORDS = tuple(map(np.dtype, ("u8", "u4", "u2", "u1")))
+_FIRST = 1 << 10
+
 
 @dataclass(frozen=True)
 class Region:
@@ -182,15 +187,7 @@ def blank_entries(n_entries: int) -> NDArray[np.uint64]:
 
 def is_fill(chunk: NDArray[Any], fill_value: NDArray[Any]) -> bool:
     """Whether an inner chunk holds only the fill value, bit for bit."""
-    if chunk.dtype.kind in "OT":
-        return bool(np.all(chunk == fill_value))
-    stored = fill_value.tobytes()
-    # A scalar of text lacks the zeros behind its last character.
-    if chunk.flat[:1].tobytes() != stored:
-        return False
-    fill = np.frombuffer(stored, np.uint8)
-    elements = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
-    return bool(np.all(elements.reshape(-1, len(fill)) == fill))
+    return bool(are_fill(chunk[np.newaxis], fill_value)[0])
 
 
 def are_fill(chunks: NDArray[Any], fill_value: NDArray[Any]) -> NDArray[np.bool_]:
@@ -198,12 +195,30 @@ def are_fill(chunks: NDArray[Any], fill_value: NDArray[Any]) -> NDArray[np.bool_
 
     The inner chunks lie along the first axis; the result has shape (n_chunks,).
     """
-    may_be = np.ones(len(chunks), bool)
-    if chunks.dtype.kind not in "OT" and chunks.size:
-        # As a rule the first element tells.
-        firsts = np.ascontiguousarray(chunks.reshape(len(chunks), -1)[:, 0])
-        fill = np.frombuffer(fill_value.tobytes(), np.uint8)
-        may_be = np.all(firsts.view(np.uint8).reshape(len(chunks), -1) == fill, axis=1)
+    if not chunks.nbytes:
+        return np.ones(len(chunks), bool)
+    rows = chunks.reshape(len(chunks), -1)
+    if chunks.dtype.kind in "OT":
+        return np.array([bool(np.all(row == fill_value)) for row in rows], bool)
+    # A scalar of text lacks the zeros behind its last character.
+    stored = np.array(fill_value, chunks.dtype).tobytes()
+    word = next(word for word in _WORDS if not len(stored) % word.itemsize)
+    fill = np.frombuffer(stored, word)
+    # As a rule the first element tells.
+    firsts = np.ascontiguousarray(rows[:, 0]).view(word).reshape(len(rows), -1)
+    may_be = (firsts == fill).all(axis=1)
     for i in np.flatnonzero(may_be).tolist():
-        may_be[i] = is_fill(chunks[i, ...], fill_value)
+        may_be[i] = _is_filled(np.ascontiguousarray(rows[i]).view(word), fill)
     return may_be
+
+
+def _is_filled(words: NDArray[Any], fill: NDArray[Any]) -> bool:
+    """Whether words are those of the fill value, again and again."""
+    each = [words[k :: len(fill)] for k in range(len(fill))]
+    at, end = 0, _FIRST
+    while at < len(each[0]):
+        for some, word in zip(each, fill, strict=True):
+            if not (some[at:end] == word).all():
+                return False
+        at, end = end, 8 * end
+    return True
