@@ -82,7 +82,8 @@ def test_any_assignment_changes_its_elements_and_no_other(
         patch.setattr(
             grown, "_MOST_NBYTES", data.draw(st.sampled_from([80, 500, 1 << 20]))
         )
-        match data.draw(st.sampled_from(["slices", "lists", "mask"])):
+        patch.setattr(grown, "_READ_NBYTES", data.draw(st.sampled_from([0, 80, 9999])))
+        match data.draw(st.sampled_from(["slices", "lists", "points", "mask"])):
             case "slices":
                 key = data.draw(st.tuples(slices(SHAPE[0]), slices(SHAPE[1])))
                 want[key] = a[key] = rng.integers(100, 999, want[key].shape)
@@ -92,6 +93,9 @@ def test_any_assignment_changes_its_elements_and_no_other(
                 columns = data.draw(slices(SHAPE[1]))
                 values = rng.integers(100, 999, want[rows, columns].shape)
                 a.oindex[rows, columns] = want[rows, columns] = values
+            case "points":
+                at = tuple(rng.integers(0, n, 30) for n in SHAPE)
+                want[at] = a.vindex[at] = rng.integers(100, 999, 30)
             case _:
                 mask = rng.random(SHAPE) < data.draw(st.sampled_from([0.02, 0.3, 1]))
                 want[mask] = a[mask] = rng.integers(100, 999, int(mask.sum()))
@@ -116,6 +120,68 @@ def test_shards_are_those_that_a_change_of_each_inner_chunk_alone_makes(
     both[1][3:41:2, 7] = both[1][5:40, 8:31] = 7
     assert not counted
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+
+
+GAPS = {
+    "steps": np.s_[1:48:9, 2::11],
+    "lists": np.ix_([0, 1, 9, 40, 41], [3, 20, 21, 44]),
+    "points": (np.array([0, 9, 9, 40, 47]), np.array([44, 3, 14, 21, 0])),
+}
+
+
+@pytest.mark.parametrize("key", GAPS.values(), ids=GAPS)
+def test_inner_chunks_in_between_are_read_and_stay_as_they_are(
+    key, tmp_path, counted, monkeypatch
+):
+    values = np.random.default_rng(1).integers(0, 99, (48, 45)).astype("i4")
+    values[4:8, 5:20] = 0  # missing ones
+    both = [new(tmp_path / name, shape=(48, 45)) for name in "ab"]
+    for a in both:
+        a[...] = values
+    taken = np.zeros((48, 45), bool)
+    taken[key] = True
+    monkeypatch.setattr(grown, "_LEAST_CELLS", 2)
+    both[0].vindex[np.nonzero(taken)] = 0
+    assert counted
+    counted.clear()
+    alone(monkeypatch)
+    both[1].vindex[np.nonzero(taken)] = 0
+    assert not counted
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
+    assert np.array_equal(both[0][...], np.where(taken, 0, values))
+
+
+@pytest.mark.parametrize(("nbytes", "is_read"), [(53, False), (54, True)])
+def test_large_inner_chunks_in_between_are_not_read(
+    nbytes, is_read, tmp_path, counted, monkeypatch
+):
+    monkeypatch.setattr(grown, "_READ_NBYTES", nbytes)
+    a = new(tmp_path / "a", shape=(20, 5), shards=(20, 5))  # of 80 bytes each
+    a[...] = 5
+    a.oindex[[1, 17], :3] = 6  # of five, three between them
+    assert not counted
+    a.oindex[[1, 9, 17], :3] = 7  # of five, two between them
+    assert counted == ([(20, 5)] if is_read else [])
+
+
+def test_a_damaged_inner_chunk_in_between_stays_as_it_is(tmp_path, counted):
+    a = new(tmp_path / "a", shape=(20, 5), shards=(20, 5), **CHAINS["checked"])
+    a[...] = np.arange(100).reshape(20, 5)
+    shard = tmp_path / "a" / "c" / "0" / "0"
+    data = bytearray(shard.read_bytes())
+    index = np.frombuffer(bytes(data[-5 * 16 - 4 : -4]), "<u8").reshape(5, 2)
+    at, nbytes = map(int, index[1])
+    data[at + 20] ^= 0xFF
+    shard.write_bytes(data)
+    a[::8] = 6
+    assert counted == [(20, 5)]
+    assert bytes(data[at : at + nbytes]) in shard.read_bytes()
+    assert np.array_equal(
+        a[8:],
+        [[6] * 5 if k % 8 == 0 else range(5 * k, 5 * k + 5) for k in range(8, 20)],
+    )
+    with pytest.raises(gpushard.CorruptShardError):
+        a[4]
 
 
 def test_a_box_that_covers_few_of_its_inner_chunks_is_read_once(tmp_path, counted):
@@ -170,7 +236,9 @@ def test_inner_chunks_between_those_that_are_written_stay_missing(tmp_path, coun
     a[::10] = 5
     a.oindex[[1, 101, 141]] = 5
     a.vindex[[2, 102, 155]] = 5
-    assert not counted
+    a[np.arange(160) % 10 == 0] = 5
+    assert len(counted) == 4
+    counted.clear()
     index = np.frombuffer((tmp_path / "a" / "c" / "0").read_bytes()[-644:-4], "<u8")
     is_there = index.reshape(40, 2)[:, 0] < 2**64 - 1
     assert np.flatnonzero(is_there).tolist() == sorted(

@@ -183,8 +183,8 @@ class Encoder:
     ) -> Iterator[Payloads]:
         """Inner chunks of which every element is known, in the order of the shard."""
         layout = self.source.layout
-        whole, values = wholes
-        cells = whole.coordinates()
+        whole, values = wholes.cells, wholes.values
+        cells = wholes.coordinates()
         entries = np.array(region.entry_strides, np.int64) @ cells
         order = np.argsort(
             payload_rank(region.index_shape, self.options.order)[entries]

@@ -1,8 +1,9 @@
 """Changes that cut many inner chunks of a shard -> changes of whole ones.
 
 To read, decode and change a cut inner chunk alone takes Python a tenth of a
-millisecond. Where a change touches many side by side, they are read at once instead, as
-any box of an array is read, and encoded together with those that the change covers.
+millisecond. Where a change touches many close together, they are read at once instead,
+as any box of an array is read, and encoded together with those that the change covers.
+Others in between are read in vain, and stay the stored bytes that they are.
 """
 
 from __future__ import annotations
@@ -17,10 +18,16 @@ from numpy.typing import NDArray
 
 from gpushard.errors import GpushardError
 from gpushard.layout import GridAxis
-from gpushard.options import MIB
+from gpushard.options import KIB, MIB
 from gpushard.reading.results import read_new
 from gpushard.selecting.numbering import distinct
-from gpushard.selecting.selection import AxisSelection, Orthogonal, SliceAxis
+from gpushard.selecting.selection import (
+    AxisSelection,
+    IndexAxis,
+    Ints,
+    Orthogonal,
+    SliceAxis,
+)
 from gpushard.stores.local.file_bytes import FileBytes
 from gpushard.stores.local.handles import file_version
 from gpushard.stores.local.store import LocalStore
@@ -32,6 +39,8 @@ from gpushard.writing.whole_cells import Span, WholeCells
 
 # To decode fewer inner chunks takes less time than to begin a read.
 _LEAST_CELLS = 8
+# Bytes of others that are decoded in the time in which one is changed alone.
+_READ_NBYTES = 32 * KIB
 # Elements that are read at once: no more than this, nor than a part of the memory limit
 # for each thread that writes.
 _MOST_NBYTES, _LIMIT_SHARE = 16 * MIB, 8
@@ -40,10 +49,48 @@ _MOST_READ = 2
 
 
 class Wholes(NamedTuple):
-    """Whole inner chunks of a region, and the values from which they are taken."""
+    """Whole inner chunks of a region, and the values from which they are taken.
+
+    If `some` has coordinates, int64, shape (ndim, n), only those change.
+    """
 
     cells: WholeCells
     values: NDArray[Any]
+    some: Ints | None = None
+
+    def coordinates(self) -> Ints:
+        """Coordinates of the inner chunks that change: int64, shape (ndim, n)."""
+        return self.cells.coordinates() if self.some is None else self.some
+
+
+class _Touched(NamedTuple):
+    """Cells with written elements.
+
+    Attributes
+    ----------
+    spans
+        The box of cells in which they lie.
+    n_cells
+        Number of them.
+    along
+        Which of the box they are along each axis, if they are a cross product.
+    listed
+        Their coordinates otherwise, int64, shape (ndim, n_cells).
+    """
+
+    spans: Sequence[Span]
+    n_cells: int
+    along: Sequence[Ints] = ()
+    listed: Ints | None = None
+
+    def some(self) -> Ints | None:
+        """Their coordinates, int64, shape (ndim, n_cells); None if they are a box."""
+        if self.n_cells == _n_cells(self.spans):
+            return None
+        if self.listed is not None:
+            return self.listed
+        crossed = np.meshgrid(*self.along, indexing="ij", copy=False)
+        return np.stack([axis.reshape(-1) for axis in crossed])
 
 
 class Border(NamedTuple):
@@ -80,8 +127,8 @@ def _is_mostly_cut(region: Region, part: Part, whole: WholeCells) -> bool:
     """Whether to read all of a box takes less time than what lies around the whole."""
     if not whole.rest:
         return False
-    spans = _touched(part, region.grid)
-    return spans is not None and _n_cells(spans) >= _MOST_READ * whole.n_cells
+    touched = _touched(part, region.grid)
+    return touched is not None and touched.n_cells >= _MOST_READ * whole.n_cells
 
 
 def _readable(region: Region, stored: StoredShard | None) -> FileBytes | None:
@@ -97,13 +144,19 @@ def _grown(
     region: Region, data: FileBytes, part: Part, values: NDArray[Any]
 ) -> Iterator[Wholes | Change]:
     """A part that cuts inner chunks: grown ones, and what is not worth a read."""
-    spans = _touched(part, region.grid)
-    if spans is None or isinstance(part, InPortions) or _n_cells(spans) < _LEAST_CELLS:
+    touched = _touched(part, region.grid)
+    if (
+        touched is None
+        or isinstance(part, InPortions)
+        or touched.n_cells < _LEAST_CELLS
+        or not _is_dense(region, touched)
+    ):
         yield Change(part, values)
         return
+    spans = touched.spans
     border = _border(region, spans)
     if border is None:
-        grown = _read_and_changed(region, data, part, spans, values)
+        grown = _read_and_changed(region, data, part, touched, values)
         yield grown or Change(part, values)
     elif isinstance(part, Box | Masked) and spans[border.axis][0] < border.cell:
         for side in _sides(part, border, region.grid):
@@ -112,17 +165,23 @@ def _grown(
         yield Change(part, values)
 
 
+def _is_dense(region: Region, touched: _Touched) -> bool:
+    """Whether to read other cells takes less time than to change each touched alone."""
+    n_others = _n_cells(touched.spans) - touched.n_cells
+    return n_others * _cell_nbytes(region) <= touched.n_cells * _READ_NBYTES
+
+
 def _read_and_changed(
     region: Region,
     data: FileBytes,
     part: Box | Scattered | Masked,
-    spans: Sequence[Span],
+    touched: _Touched,
     values: NDArray[Any],
 ) -> Wholes | None:
     """The whole inner chunks, with what is stored of them; None if it is not known."""
     ranges = [
         (first * axis.cell, end * axis.cell)
-        for (first, end), axis in zip(spans, region.grid, strict=True)
+        for (first, end), axis in zip(touched.spans, region.grid, strict=True)
     ]
     before = _read(region, data, ranges)
     if before is None:
@@ -130,7 +189,7 @@ def _read_and_changed(
     part.moved([start for start, _ in ranges]).assign(before, values)
     box = Box(tuple(SliceAxis(start, 1, stop - start) for start, stop in ranges))
     whole = WholeCells.of(box, region.grid, region.extents)
-    return None if whole is None else Wholes(whole, before)
+    return None if whole is None else Wholes(whole, before, touched.some())
 
 
 def _read(
@@ -157,18 +216,16 @@ def _read(
     return found if version == file_version(os.fstat(data.fd)) else None
 
 
-def _touched(part: Part, grid: Sequence[GridAxis]) -> list[Span] | None:
-    """The cells with written elements, if they are a box of cells.
-
-    None for very many listed elements, too.
-    """
-    if isinstance(part, Box):
-        found = [
-            _touched_along(axis, of) for axis, of in zip(part.axes, grid, strict=True)
-        ]
-        return None if None in found else [span for span in found if span is not None]
+def _touched(part: Part, grid: Sequence[GridAxis]) -> _Touched | None:
+    """The cells with written elements; None for very many listed elements."""
     if isinstance(part, InPortions):
         return None
+    if isinstance(part, Box):
+        along = [
+            _touched_along(axis, of) for axis, of in zip(part.axes, grid, strict=True)
+        ]
+        spans = [(int(some[0]), int(some[-1]) + 1) for some in along]
+        return _Touched(spans, prod(map(len, along)), along)
     if isinstance(part, Masked):
         begin = [[at // of.cell] for at, of in zip(part.origin, grid, strict=True)]
         cells = np.stack(np.nonzero(part.touched(grid))) + np.array(begin)
@@ -177,21 +234,21 @@ def _touched(part: Part, grid: Sequence[GridAxis]) -> list[Span] | None:
             [of.cell_at(c) for c, of in zip(part.coordinates, grid, strict=True)]
         )
     first, end = cells.min(axis=1), cells.max(axis=1) + 1
-    number: Any = np.ravel_multi_index(tuple(cells - first[:, np.newaxis]), end - first)
-    if len(distinct(number)) < prod((end - first).tolist()):
-        return None
-    return [*zip(first.tolist(), end.tolist(), strict=True)]
+    spans = [*zip(first.tolist(), end.tolist(), strict=True)]
+    shape = end - first
+    number: Any = np.ravel_multi_index(tuple(cells - first[:, np.newaxis]), shape)
+    number = distinct(number)
+    listed = np.stack(np.unravel_index(number, shape)) + first[:, np.newaxis]
+    return _Touched(spans, len(number), listed=listed)
 
 
-def _touched_along(part: AxisSelection, axis: GridAxis) -> Span | None:
-    """The cells along an axis with written elements, if they lie side by side."""
-    if isinstance(part, SliceAxis):
-        if part.step > axis.cell:
-            return None
-        return part.start // axis.cell, part.last // axis.cell + 1
-    cells = distinct(part.element // axis.cell)
-    first, end = int(cells.min()), int(cells.max()) + 1
-    return (first, end) if len(cells) == end - first else None
+def _touched_along(part: AxisSelection, axis: GridAxis) -> Ints:
+    """The cells along an axis with written elements, ascending."""
+    if isinstance(part, IndexAxis):
+        return distinct(part.element // axis.cell)
+    if part.step <= axis.cell:
+        return np.arange(part.start // axis.cell, part.last // axis.cell + 1)
+    return np.arange(part.start, part.last + 1, part.step) // axis.cell
 
 
 def _border(region: Region, spans: Sequence[Span]) -> Border | None:
@@ -226,8 +283,12 @@ def _n_cells(spans: Sequence[Span]) -> int:
 
 def _nbytes(region: Region, spans: Sequence[Span]) -> int:
     """Decoded size of the cells."""
-    layout = region.source.layout
-    return _n_cells(spans) * prod(a.cell for a in region.grid) * layout.dtype.itemsize
+    return _n_cells(spans) * _cell_nbytes(region)
+
+
+def _cell_nbytes(region: Region) -> int:
+    """Decoded size of a cell."""
+    return prod(a.cell for a in region.grid) * region.source.layout.dtype.itemsize
 
 
 def _most_nbytes(region: Region) -> int:
