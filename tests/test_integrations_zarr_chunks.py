@@ -145,6 +145,14 @@ def test_what_does_not_fit_its_places_is_left_to_zarr():
                 ("a chunk", 3, 2),
             ]
         ),
+        *(
+            (
+                [Entry((0, 0), (ALL, ALL), (ALL, ALL))],
+                shape,
+                "output has another number",
+            )
+            for shape in [(2,), (2, 2, 1)]
+        ),
         ([Entry((0, 0), (ALL, ALL), (ALL, ALL))], (3, 2), "do not fill the output"),
         ([Entry((0, 0), (ROW, ROW), slice(0, 1))], (2,), "differ in length"),
         ([Entry((0, 0), (ROW, ROW), ALL)], (3,), "points do not fill the output"),

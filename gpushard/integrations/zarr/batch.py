@@ -20,14 +20,12 @@ from gpushard.integrations.zarr.lists import (
 from gpushard.integrations.zarr.pieces import (
     AxisPiece,
     Entry,
-    are_equal,
+    add_pieces,
     as_tuple,
     cell_length,
     elements_taken,
     is_of_points,
-    pieces_of,
     places_of,
-    repeats,
     unusual,
 )
 from gpushard.layout import GridAxis
@@ -61,12 +59,7 @@ def selection_of(
         return _points(entries, axes, out_shape)
     along: list[dict[int, AxisPiece]] = [{} for _ in axes]
     for entry in entries:
-        if repeats(entry, along):
-            continue
-        pieces = pieces_of(entry, axes, out_shape, drop_axes)
-        for known, at, piece in zip(along, entry.coordinate, pieces, strict=True):
-            if not are_equal(known.setdefault(at, piece), piece):
-                raise unusual("chunks of one row of the grid differ in what is wanted")
+        add_pieces(along, entry, axes, out_shape, drop_axes)
     n_distinct = len({entry.coordinate for entry in entries})
     if not n_distinct == len(entries) == prod(map(len, along)):
         raise unusual("the wanted chunks are no part of a grid")

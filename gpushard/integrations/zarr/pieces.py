@@ -12,6 +12,8 @@ from gpushard.integrations.zarr.lists import Elements, count_of, places_as_array
 from gpushard.layout import GridAxis
 from gpushard.selecting.selection import Ints
 
+_INTEGERS = (int, np.integer)
+
 
 class Entry(NamedTuple):
     """What is wanted of one chunk (of one shard, if the array has shards).
@@ -35,7 +37,7 @@ class AxisPiece(NamedTuple):
     out
         Where they land; None if the output does not have the axis.
     selector, out_selector
-        The parts of zarr's indexes of the chunk and of the output.
+        The parts of zarr's indexes of the chunk and of the output; None if `out` is.
     """
 
     elements: Elements
@@ -43,58 +45,59 @@ class AxisPiece(NamedTuple):
     selector: Any
     out_selector: Any
 
-
-def repeats(entry: Entry, along: Sequence[dict[int, AxisPiece]]) -> bool:
-    """Whether an entry has the very selectors of earlier ones along each axis.
-
-    zarr makes one for each row of the grid, and most of its entries of these. `along`
-    has the pieces of the earlier entries: for each axis, by the place in the grid.
-    """
-    selectors, outs = entry.chunk_selection, entry.out_selection
-    if type(selectors) is not tuple or type(outs) is not tuple:
-        return False
-    n_outs = 0
-    for pieces, at, selector in zip(along, entry.coordinate, selectors, strict=False):
-        piece = pieces.get(at)
-        if piece is None or piece.selector is not selector:
-            return False
-        if piece.out is not None:
-            if n_outs == len(outs) or piece.out_selector is not outs[n_outs]:
-                return False
-            n_outs += 1
-    return len(selectors) == len(along) and n_outs == len(outs)
+    def came_from(self, selector: Any, out_selector: Any) -> bool:
+        """Whether the piece was made of these very selectors."""
+        return self.selector is selector and self.out_selector is out_selector
 
 
-def pieces_of(
+def add_pieces(
+    along: Sequence[dict[int, AxisPiece]],
     entry: Entry,
     axes: Sequence[GridAxis],
     out_shape: tuple[int, ...],
     drop_axes: Sequence[int],
-) -> list[AxisPiece]:
-    """What one entry wants along each axis; see `selection_of`.
+) -> None:
+    """Add to `along`, for each axis, what one entry wants; see `selection_of`.
 
-    Raises `UnsupportedError` if zarr is not known to make such indexes.
+    `along` has the pieces of earlier entries by the place in the grid. zarr makes most
+    entries of selectors that all those of a row share.
+
+    Raises `UnsupportedError` if zarr is not known to make such indexes, or such ones
+    beside those of earlier entries.
     """
     selectors = as_tuple(entry.chunk_selection)
     if len(selectors) != len(axes):
         raise unusual("the index of a chunk has another number of axes")
-    is_kept = [
-        not (isinstance(s, int | np.integer) or d in drop_axes)
-        for d, s in enumerate(selectors)
-    ]
-    out_selectors = as_tuple(entry.out_selection)
-    if not len(out_selectors) == sum(is_kept) == len(out_shape):
-        raise unusual("the index of the output has another number of axes")
-    outs = iter(zip(out_selectors, out_shape, strict=True))
-    pieces: list[AxisPiece] = []
-    for d, (axis, at) in enumerate(zip(axes, entry.coordinate, strict=True)):
-        elements = elements_taken(selectors[d], cell_length(axis, at))
-        out_selector, length = next(outs) if is_kept[d] else (None, 1)
-        out = places_of(out_selector, length) if is_kept[d] else None
-        if count_of(elements) != (1 if out is None else len(out)):
-            raise unusual("input and output of a chunk differ in length")
-        pieces.append(AxisPiece(elements, out, selectors[d], out_selector))
-    return pieces
+    outs = as_tuple(entry.out_selection)
+    n_outs = 0
+    for d, selector in enumerate(selectors):
+        out_selector, length = None, 1
+        if not (isinstance(selector, _INTEGERS) or d in drop_axes):
+            if n_outs == min(len(outs), len(out_shape)):
+                raise _other_output()
+            out_selector, length = outs[n_outs], out_shape[n_outs]
+            n_outs += 1
+        at = entry.coordinate[d]
+        known = along[d].get(at)
+        if known is not None and known.came_from(selector, out_selector):
+            continue
+        piece = _piece(cell_length(axes[d], at), selector, out_selector, length)
+        if not are_equal(along[d].setdefault(at, piece), piece):
+            raise unusual("chunks of one row of the grid differ in what is wanted")
+    if not len(outs) == n_outs == len(out_shape):
+        raise _other_output()
+
+
+def _piece(length: int, selector: Any, out_selector: Any, out_length: int) -> AxisPiece:
+    elements = elements_taken(selector, length)
+    out = None if out_selector is None else places_of(out_selector, out_length)
+    if count_of(elements) != (1 if out is None else len(out)):
+        raise unusual("input and output of a chunk differ in length")
+    return AxisPiece(elements, out, selector, out_selector)
+
+
+def _other_output() -> UnsupportedError:
+    return unusual("the index of the output has another number of axes")
 
 
 def as_tuple(selection: Any) -> tuple[Any, ...]:
