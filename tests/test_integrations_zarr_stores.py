@@ -15,8 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore, ObjectStore, WrapperStore
 
 import gpushard
-from gpushard.fused import chain
-from gpushard.integrations.zarr import FallbackWarning
+from gpushard.integrations.zarr import FallbackWarning, reading
 from gpushard.stores.remote import RemoteStore
 from gpushard.stores.zarr import store as zarr_stores
 from zarr_oracle import assert_same_bits
@@ -314,24 +313,25 @@ def opened(objects):
 def test_what_readers_found_out_is_kept_for_reads_in_the_same_loop(
     objects, monkeypatch
 ):
-    found = []
+    """They keep it with the array that they are given."""
+    given = []
 
-    def find(source):
-        found.append(source.store)
-        return find_chain(source)
+    def read(source, request):
+        given.append(source)
+        return read_on_host(source, request)
 
-    find_chain = chain._find_chain
-    monkeypatch.setattr(chain, "_find_chain", find)
+    read_on_host = reading.read_on_host
+    monkeypatch.setattr(reading, "read_on_host", read)
     a = opened(objects)
     for _ in range(3):
         assert a[70] == VALUES[70]
-    assert len(found) == 1
+    assert given[0] is given[1] is given[2]
 
     async def read_here():
-        return await a.async_array.getitem((70,))
+        return await a._async_array.getitem((70,))
 
     assert asyncio.run(read_here()) == VALUES[70]
-    assert len(found) == 2, "another loop, so another store"
+    assert given[3] is not given[0], "another loop, so another store"
 
 
 def test_stores_in_memory_are_read_without_the_event_loop(objects, monkeypatch):
