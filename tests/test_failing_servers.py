@@ -209,22 +209,25 @@ def test_a_server_that_asks_for_more_than_the_patience_is_given_up_at_once(serve
     assert time.perf_counter() - started < 3
 
 
+@pytest.mark.parametrize("asked_s", [1, 2, 4, 5, 15])
 def test_pauses_that_a_server_asks_for_are_no_longer_than_the_patience_together(
-    monkeypatch,
+    monkeypatch, asked_s
 ):
     pauses: list[float] = []
     clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
     monkeypatch.setattr(patience, "time", clock)
-    refusal = RefusalError("status code: 503", 503, retry_after_s=4)
+    refusal = RefusalError("status code: 503", 503, retry_after_s=asked_s)
 
     def busy(_: ByteRequest) -> None:
-        assert len(pauses) < 9
+        assert len(pauses) < 16
         raise refusal.as_store_error("http://x", "c/0") from refusal
 
     with pytest.raises(gpushard.StoreError, match="503"):
-        patience.Patience(WaitLimits(15, 1)).ask(busy, ByteRequest("c/0"))
-    assert len(pauses) == 3
-    assert all(4 <= pause <= 5 for pause in pauses)
+        patience.Patience(WaitLimits(15.1, 1)).ask(busy, ByteRequest("c/0"))
+    assert all(asked_s <= pause <= asked_s + 1 for pause in pauses[:-1])
+    last_s = 15 // asked_s * asked_s  # if nothing were added to them
+    assert last_s <= sum(pauses) <= 15.2
+    assert pauses[-1] > 0
 
 
 def test_a_pause_that_just_fits_the_patience_is_waited_for(monkeypatch):

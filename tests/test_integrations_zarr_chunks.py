@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from copy import deepcopy
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import default_buffer_prototype
 
 from gpushard.errors import UnsupportedError
+from gpushard.integrations.zarr import arrays
 from gpushard.integrations.zarr.arrays import PipelineArray
 from gpushard.integrations.zarr.batch import selection_of
 from gpushard.integrations.zarr.pieces import Entry
@@ -85,6 +88,46 @@ def test_keys_that_are_not_of_chunks_of_one_array_are_left_to_zarr(keys, words):
     batch = [(zarr.storage.StorePath(GROUP, key), None, ALL, ALL, True) for key in keys]
     with pytest.raises(UnsupportedError, match=words):
         PipelineArray(a.metadata, GROUP).wanted(batch, None)
+
+
+def wanted_source(array, store, **settings) -> Any:
+    """The array as a read asks for it, with some of zarr's settings."""
+    gaps = {"sharding_coalesce_max_gap_bytes": 1, "sharding_coalesce_max_bytes": 9}
+    spec = SimpleNamespace(
+        prototype=default_buffer_prototype(), config=SimpleNamespace(**gaps | settings)
+    )
+    key = zarr.storage.StorePath(store, "a/c/0/1")
+    return array.wanted([(key, spec, ALL, ALL, True)], None)[0]
+
+
+def test_an_array_is_made_anew_for_other_settings_and_after_a_write():
+    store = zarr.storage.MemoryStore()
+    a = zarr.create_array(store, name="a", shape=(4, 4), chunks=(2, 2), dtype="u1")
+    array = PipelineArray(a.metadata, store)
+    first = wanted_source(array, store)
+    assert wanted_source(array, store) is first
+    other = wanted_source(array, store, sharding_coalesce_max_bytes=5)
+    assert other.store.costs.max_request_nbytes == 5
+    array.forget()
+    again = wanted_source(array, store, sharding_coalesce_max_bytes=5)
+    assert again is not other
+    assert again.indexes is not other.indexes
+
+
+def test_a_write_that_ends_while_a_read_begins_disturbs_neither(monkeypatch):
+    store = zarr.storage.MemoryStore()
+    a = zarr.create_array(store, name="a", shape=(4, 4), chunks=(2, 2), dtype="u1")
+    array = PipelineArray(a.metadata, store)
+
+    def inside(*given):
+        array.forget()
+        return inside_of(*given)
+
+    inside_of = arrays._inside
+    monkeypatch.setattr(arrays, "_inside", inside)
+    first = wanted_source(array, store)  # kept, although its base is forgotten
+    monkeypatch.undo()
+    assert wanted_source(array, store).indexes is not first.indexes
 
 
 def test_what_does_not_fit_its_places_is_left_to_zarr():

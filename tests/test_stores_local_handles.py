@@ -170,6 +170,24 @@ assert 8 <= max(n_kept) <= 12 and n_kept.count(1) > 2, n_kept
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
 
 
+@needs_proc
+def test_the_last_descriptors_are_left_to_other_code(tmp_path: Path):
+    script = """
+import os, resource, sys
+from gpushard.stores.local.store import LocalStore
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+store = LocalStore(sys.argv[1])
+others = [os.dup(0) for _ in range(142)]
+for i in range(40):
+    assert store.get(str(i)) == b"x"
+    for fd in [os.dup(0) for _ in range(7)]:
+        os.close(fd)
+"""
+    for i in range(40):
+        (tmp_path / str(i)).write_bytes(b"x")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
 def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatch):
     """A process that has many arrays open may have all of its descriptors there."""
     one, other, plain = LocalStore(root), LocalStore(root), os.open

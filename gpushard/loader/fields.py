@@ -116,7 +116,7 @@ class Field:
 
     @property
     def lands_in_place(self) -> bool:
-        """Whether samples on the host need no more memory than as they are stored."""
+        """Whether samples on the host are long rows that need only their own memory."""
         rows = self.cut.takes_rows and self._has_long_rows
         return rows and self.after_read.is_none and not self.on_read.widens
 
@@ -134,7 +134,7 @@ class Field:
 
     @property
     def _has_long_rows(self) -> bool:
-        """Whether rows are long enough to be put into their places one by one."""
+        """Whether columns over rows take little beside the rows themselves."""
         return self.row_nbytes >= _LONG_NBYTES
 
     @property

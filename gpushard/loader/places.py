@@ -52,7 +52,7 @@ class Place(Protocol):
     def load_factor(self, *, lands_in_place: bool) -> int:
         """Size of a load, in multiples of the usual one.
 
-        `lands_in_place` says whether all samples are read to where they are handed out.
+        `lands_in_place` says whether all samples need only their own memory.
         """
         ...
 
@@ -88,7 +88,7 @@ class HostPlace:
         self._memory = memory
 
     def load_factor(self, *, lands_in_place: bool) -> int:
-        """See `Place`: samples exist twice while they are cast."""
+        """See `Place`: others have columns, or exist twice while they are cast."""
         return 2 if lands_in_place else 1
 
     def check(self) -> None:

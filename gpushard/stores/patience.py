@@ -99,10 +99,13 @@ class _Attempts:
         Monotonic time of the first attempt.
     n_repeats, n_lost_repeats
         Number of repeats, and of those after a lost connection.
+    added_s
+        Seconds that were waited beyond what the server asked for.
     """
 
     pause_s: float
     started: float
+    added_s: float = 0.0
     n_repeats: int = 0
     n_lost_repeats: int = 0
 
@@ -151,10 +154,13 @@ class Patience:
         limit_s = repeats.lost_limit_s if refusal.is_lost else patience_s
         pause_s = self._pause_s(refusal, attempts)
         left_s = attempts.started + limit_s - time.monotonic()
-        if pause_s > left_s:
+        # What was added to earlier pauses must not bring the last attempt forward.
+        if left_s <= 0 or pause_s > left_s + attempts.added_s:
             return None
         if refusal.retry_after_s is not None:
-            pause_s = min(pause_s + _spread_s(pause_s), left_s)
+            spread_s = min(pause_s + _spread_s(pause_s), left_s)
+            attempts.added_s += spread_s - pause_s
+            pause_s = spread_s
         longer_s = attempts.pause_s * repeats.pause_factor
         attempts.pause_s = min(longer_s, repeats.longest_pause_s)
         attempts.n_repeats += 1

@@ -47,8 +47,12 @@ _local_stores: WeakValueDictionary[str, LocalStore] = WeakValueDictionary()
 
 
 class _Inside(NamedTuple):
-    """An array whose requests run in an event loop; kept with what readers found."""
+    """An array whose requests run in an event loop; kept with what readers found.
 
+    It was made of `base`, which is forgotten when something is written.
+    """
+
+    base: Source
     loop: asyncio.AbstractEventLoop
     buffer_prototype: BufferPrototype
     settings: Any
@@ -111,7 +115,7 @@ class PipelineArray:
             source = Source.prepare(layout, store, prepared.options)
             prepared.sources[path] = source
         if isinstance(source.store, ZarrStore):
-            source = _inside(prepared, path, source.store, loop, batch[0][1])
+            source = _inside(prepared, path, source, source.store, loop, batch[0][1])
         return source, [
             Entry(coordinate, chunk_selection, out_selection)
             for coordinate, (_, _, chunk_selection, out_selection, *_) in zip(
@@ -144,20 +148,24 @@ class PipelineArray:
 def _inside(
     prepared: _Prepared,
     path: str,
+    base: Source,
     store: ZarrStore,
     loop: asyncio.AbstractEventLoop,
     spec: ArraySpec,
 ) -> Source:
-    """The array at `path`, whose requests run in `loop`."""
+    """The array at `path`, whose requests to `store` run in `loop`."""
     # Encoded bytes are wanted on the host, wherever the result lies.
     on_host = issubclass(spec.prototype.buffer, cpu.Buffer)
     mine = spec.prototype if on_host else cpu.buffer_prototype
     known = prepared.insides.get(path)
-    if known is not None and known[:3] == (loop, mine, spec.config):
+    if (
+        known is not None
+        and known.base is base
+        and known[1:4] == (loop, mine, spec.config)
+    ):
         return known.source
-    source = prepared.sources[path]
     costs = _costs_as_set(store.costs, spec.config)
-    options = source.options
+    options = base.options
     is_set = costs is not store.costs
     if is_set and (
         costs.gap_nbytes < _ZARRS_GAP_NBYTES
@@ -166,8 +174,8 @@ def _inside(
         # A user who bounds what one request fetches does not want whole shards either.
         options = options.but(whole_object_fraction=1.0)
     asked = ZarrStore(store.zarr_store, loop, mine, costs)
-    source = replace(source, store=asked, options=options)
-    prepared.insides[path] = _Inside(loop, mine, spec.config, source)
+    source = replace(base, store=asked, options=options)
+    prepared.insides[path] = _Inside(base, loop, mine, spec.config, source)
     return source
 
 

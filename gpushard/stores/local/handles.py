@@ -213,7 +213,7 @@ class HandleTable:
         HandleTable._n_kept += 1
         # The system gives the lowest number that is free, so numbers count the files.
         if handle.fd >= _MOST_OPEN * _limit_of_files():
-            HandleTable._leave_room()
+            HandleTable._leave_room(handle.fd)
         self._alone.call(self._keep, handle)
 
     def _keep(self, handle: FileHandle) -> None:
@@ -235,9 +235,10 @@ class HandleTable:
         self._alone.call(self._by_key.clear)
 
     @classmethod
-    def _leave_room(cls) -> None:
-        """Drop all handles, unless few were kept since they were last dropped."""
-        if cls._n_kept >= _KEPT_BETWEEN * _limit_of_files():
+    def _leave_room(cls, fd: int) -> None:
+        """Drop all handles, unless few were kept since, and `fd` leaves others some."""
+        few = _KEPT_BETWEEN * _limit_of_files()
+        if cls._n_kept >= few or fd >= _limit_of_files() - few:
             cls._n_kept = 0
             cls.clear_all()
 
