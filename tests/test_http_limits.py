@@ -17,7 +17,9 @@ import gpushard
 from gpushard import Options, StoreError
 from gpushard.options import MIB
 from gpushard.stores import patience
+from gpushard.stores.answers import RefusalError
 from gpushard.stores.base import ByteRequest, Fetched
+from gpushard.stores.patience import WaitLimits
 from gpushard.stores.remote_url import open_url
 from gpushard.stores.wholes import answer_from
 from memory_probe import status_nbytes
@@ -225,3 +227,20 @@ def test_a_server_that_is_silent_is_called_silent():
         store = open_url(url, {}, Options(patience_s=0.3))
         with pytest.raises(StoreError, match=r"is silent.*raise the option patience_s"):
             store.get("zarr.json")
+
+
+def test_pauses_stay_within_the_patience_whoever_chooses_them(monkeypatch):
+    pauses: list[float] = []
+    clock = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))
+    monkeypatch.setattr(patience, "time", clock)
+
+    def busy(_: ByteRequest) -> None:
+        told = RefusalError("status code: 503", 503, retry_after_s=2)
+        refusal = told if not pauses else RefusalError("status code: 503", 503)
+        raise refusal.as_store_error("http://x", "c/0") from refusal
+
+    for _ in range(100):
+        pauses.clear()
+        with pytest.raises(gpushard.StoreError, match="503"):
+            patience.Patience(WaitLimits(3.5, 1)).ask(busy, ByteRequest("c/0"))
+        assert sum(pauses) <= 3.51

@@ -117,6 +117,13 @@ def test_threads_share_a_table_that_is_too_small(tmp_path: Path) -> None:
     assert len(open_files_below(tmp_path)) <= 2
 
 
+def run_beside_files(script: str, folder: Path, n_files: int) -> None:
+    """Run a script, with a folder of files as its argument."""
+    for i in range(n_files):
+        (folder / str(i)).write_bytes(b"x")
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True)
+
+
 @needs_proc
 def test_process_out_of_descriptors_lets_go_of_its_own(tmp_path: Path) -> None:
     script = """
@@ -126,9 +133,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 store = LocalStore(sys.argv[1])
 assert [store.get(str(i)) for i in range(40)] == [b"x"] * 40
 """
-    for i in range(40):
-        (tmp_path / str(i)).write_bytes(b"x")
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    run_beside_files(script, tmp_path, 40)
 
 
 @needs_proc
@@ -146,9 +151,7 @@ for store in stores:
             os.close(fd)
 assert len(stores[-1]._handles) > 1, "they are kept again"
 """
-    for i in range(16):
-        (tmp_path / str(i)).write_bytes(b"x")
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    run_beside_files(script, tmp_path, 16)
 
 
 @needs_proc
@@ -165,9 +168,7 @@ for i in range(40):
     n_kept.append(len(store._handles))
 assert 8 <= max(n_kept) <= 12 and n_kept.count(1) > 2, n_kept
 """
-    for i in range(40):
-        (tmp_path / str(i)).write_bytes(b"x")
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    run_beside_files(script, tmp_path, 40)
 
 
 @needs_proc
@@ -183,9 +184,7 @@ for i in range(40):
     for fd in [os.dup(0) for _ in range(7)]:
         os.close(fd)
 """
-    for i in range(40):
-        (tmp_path / str(i)).write_bytes(b"x")
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    run_beside_files(script, tmp_path, 40)
 
 
 def test_files_that_another_store_keeps_open_make_room_for_more(root, monkeypatch):

@@ -105,9 +105,9 @@ class _Attempts:
 
     pause_s: float
     started: float
-    added_s: float = 0.0
     n_repeats: int = 0
     n_lost_repeats: int = 0
+    added_s: float = 0.0
 
 
 class Patience:
@@ -155,16 +155,18 @@ class Patience:
         pause_s = self._pause_s(refusal, attempts)
         left_s = attempts.started + limit_s - time.monotonic()
         # What was added to earlier pauses must not bring the last attempt forward.
-        if left_s <= 0 or pause_s > left_s + attempts.added_s:
+        if pause_s > left_s + attempts.added_s:
             return None
         if refusal.retry_after_s is not None:
-            spread_s = min(pause_s + _spread_s(pause_s), left_s)
-            attempts.added_s += spread_s - pause_s
-            pause_s = spread_s
+            added_s = _spread_s(pause_s)
+            attempts.added_s += added_s
+            pause_s += added_s
         longer_s = attempts.pause_s * repeats.pause_factor
         attempts.pause_s = min(longer_s, repeats.longest_pause_s)
         attempts.n_repeats += 1
         attempts.n_lost_repeats += refusal.is_lost
+        if pause_s > left_s:
+            pause_s, attempts.added_s = left_s, 0.0  # the last one
         return pause_s
 
     def _pause_s(self, refusal: RefusalError, attempts: _Attempts) -> float:
