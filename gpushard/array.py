@@ -15,7 +15,6 @@ from gpushard.devices.find import find_device, find_device_for
 from gpushard.errors import OptionError, naming
 from gpushard.layout import ArrayLayout, GridAxis
 from gpushard.metadata import DOCUMENTS, load_array
-from gpushard.moving.watch import watched_source
 from gpushard.nearby import hinting
 from gpushard.numpy_like import DescribedArray, Manner
 from gpushard.options import DEFAULT, Options
@@ -125,8 +124,17 @@ def array_over(
     UnsupportedError, MetadataError
         As for `Source.prepare`.
     """
-    source = watched_source(layout, store, options)
+    source = _source(layout, store, options)
     return Array(source, *find_device_for(device, layout.dtype))
+
+
+def _source(layout: ArrayLayout, store: Store, options: Options) -> Source:
+    """The array, ready to be read."""
+    if not layout.keys.offset:
+        return Source.prepare(layout, store, options)
+    from gpushard.moving.watch import watched_source  # few arrays roll
+
+    return watched_source(layout, store, options)
 
 
 class Array(DescribedArray):

@@ -14,10 +14,14 @@ from gpushard.errors import (
     StoreError,
     UnsupportedError,
 )
-from gpushard.formats import v2, v3, v3_draft
-from gpushard.formats.document import as_object, member, refuse_unknown_members, wrong
-from gpushard.hierarchies import draft as draft_hierarchy
-from gpushard.hierarchies import v2 as v2_hierarchy
+from gpushard.formats import v3
+from gpushard.formats.document import (
+    as_object,
+    is_draft_root,
+    member,
+    refuse_unknown_members,
+    wrong,
+)
 from gpushard.hierarchies.documents import (
     UNLISTED,
     V2_ARRAY,
@@ -65,7 +69,7 @@ def load_array(store: Store, path: str, options: Options = DEFAULT) -> ArrayLayo
     """
     path = path.strip("/")
     document = read_document(store, join(path, V3_DOCUMENT), path)
-    if document is None or v3_draft.is_root(document):
+    if document is None or is_draft_root(document):
         return _load_older_array(store, path, document is None, options)
     if document.get("node_type") == "group":
         raise group_instead(path, _names(store, path, document))
@@ -76,10 +80,12 @@ def _load_older_array(
     store: Store, path: str, may_be_v2: bool, options: Options
 ) -> ArrayLayout:
     """Layout of an array of Zarr v2, or of the draft of v3."""
-    document = v2_hierarchy.find_array(store, path) if may_be_v2 else None
+    from gpushard.hierarchies import draft, v2  # few arrays are as old
+
+    document = v2.find_array(store, path) if may_be_v2 else None
     if document is not None:
         return parse_array(document, path, options)
-    layout = draft_hierarchy.find_array(store, path, options)
+    layout = draft.find_array(store, path, options)
     if layout is None:
         raise _absent(store, path)
     return layout
@@ -98,6 +104,8 @@ def parse_array(
         The array needs something that gpushard does not read.
     """
     if _is_v2(document):
+        from gpushard.formats import v2  # slow to import, where arrays are newer
+
         return v2.parse_array(document, path, options)
     _check_node(document, path, "array")
     return v3.parse_array(document, path, options)
@@ -138,7 +146,7 @@ def load_group(
     """
     path = path.strip("/")
     document = read_document(store, join(path, V3_DOCUMENT), path)
-    if document is None or v3_draft.is_root(document):
+    if document is None or is_draft_root(document):
         return _load_older_group(store, path, document is None, use_consolidated)
     _check_node(document, path, "group")
     return _group_of(store, path, document, use_consolidated)
@@ -154,7 +162,7 @@ def load_node(store: Store, path: str, options: Options) -> ArrayLayout | GroupD
     """
     path = path.strip("/")
     document = read_document(store, join(path, V3_DOCUMENT), path)
-    if document is None or v3_draft.is_root(document):
+    if document is None or is_draft_root(document):
         try:
             return _load_older_array(store, path, document is None, options)
         except MetadataError as error:
@@ -199,7 +207,7 @@ def names_in(store: Store, path: str) -> list[str]:
         As for `load_group`.
     """
     document = read_document(store, join(path, V3_DOCUMENT), path)
-    if document is None or v3_draft.is_root(document):
+    if document is None or is_draft_root(document):
         with suppress(NotFoundError):
             group = _load_older_group(store, path, document is None, None)
             return [*group.looked_up().children]
@@ -253,11 +261,13 @@ def _load_older_group(
     store: Store, path: str, may_be_v2: bool, use_consolidated: bool | None
 ) -> GroupDocument:
     """Group of Zarr v2, or of the draft of v3."""
+    from gpushard.hierarchies import draft, v2  # few groups are as old
+
     group = None
     if may_be_v2:
-        group = v2_hierarchy.find_group(store, path, use_consolidated=use_consolidated)
+        group = v2.find_group(store, path, use_consolidated=use_consolidated)
     if group is None:
-        group = draft_hierarchy.find_group(store, path)
+        group = draft.find_group(store, path)
     if group is None:
         raise _absent(store, path)
     if use_consolidated and not group.is_consolidated:
@@ -281,7 +291,7 @@ def _check_node(document: Mapping[str, Any], path: str, wanted: NodeType) -> Non
     zarr_format, node_type = document.get("zarr_format"), document.get("node_type")
     if type(zarr_format) is not int or zarr_format != 3:
         # A draft of version 3 gave a URL, and its documents lie elsewhere.
-        kind = UnsupportedError if v3_draft.is_root(document) else MetadataError
+        kind = UnsupportedError if is_draft_root(document) else MetadataError
         raise kind(
             "the Zarr format is not 3",
             array_path=path,

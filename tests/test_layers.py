@@ -20,7 +20,7 @@ PACKAGE = ROOT / "gpushard"
 # that is a package, for every module in it that has no rank of its own. Layers of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
-    ("errors", "machine", "forks", "alone", "stop_flag", "chunk_keys"),
+    ("errors", "machine", "cached_files", "forks", "alone", "stop_flag", "chunk_keys"),
     ("pools", "work_queue", "arguments", "write_options", "quiet", "zarr_thread"),
     ("options", "report", "workers", "damage", "attributes"),
     ("layout", "pages"),

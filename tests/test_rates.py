@@ -156,9 +156,9 @@ def test_a_rate_is_of_all_bytes_of_the_batch_in_its_quickest_time(monkeypatch):
 
 
 def gpu_files():
-    from gpushard.devices.kernels import cache_directory
+    from gpushard.cached_files import cache_directory
 
-    return (cache_directory().parent / "rates").iterdir()
+    return (cache_directory() / "rates").iterdir()
 
 
 def test_without_a_gpu_there_is_nothing_to_measure(monkeypatch):

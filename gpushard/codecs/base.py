@@ -6,12 +6,11 @@ per-read state and may be called from several threads at once.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -260,13 +259,11 @@ class ArrayPart(Protocol):
         ...
 
 
-@cache
-def library_label(distribution: str) -> str:
-    """Name and version of an installed distribution, for reports."""
-    try:
-        return f"{distribution} {version(distribution)}"
-    except PackageNotFoundError:  # vendored or frozen installations carry no metadata
-        return distribution
+def library_label(package: str) -> str:
+    """Name and version of an imported package, for reports."""
+    # `importlib.metadata` takes longer to import than most codecs.
+    version = getattr(sys.modules.get(package), "__version__", None)
+    return f"{package} {version}" if version else package
 
 
 def size_error(

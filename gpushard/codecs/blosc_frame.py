@@ -29,7 +29,7 @@ _MAX_SPLITS = 16  # blosc.c, MAX_SPLITS
 _MIN_SPLIT_NBYTES = 128  # blosc.c, MIN_BUFFERSIZE
 # blosclz sums a match length in 32 bits, 255 for each 0xFF byte, and writes out of
 # bounds when the sum wraps (Blosc/c-blosc#405). No honest stream has such a run.
-_BLOSCLZ_RUN = b"\xff" * ((1 << 31) // 255)
+_BLOSCLZ_RUN_NBYTES = (1 << 31) // 255
 
 _header = Struct("<4B3I").unpack_from
 _int32 = Struct("<i").unpack_from
@@ -150,12 +150,13 @@ def check_streams(encoded: HostBytes, header: BloscHeader, codec: str) -> None:
             offset += 4 + source_nbytes
             if source_nbytes < 0 or offset > frame_nbytes:
                 raise _stream_bounds_error(codec, block)
-            if is_blosclz and source_nbytes >= len(_BLOSCLZ_RUN):
+            if is_blosclz and source_nbytes >= _BLOSCLZ_RUN_NBYTES:
                 _check_blosclz(encoded, offset - source_nbytes, offset, codec)
 
 
 def _check_blosclz(encoded: HostBytes, start: int, stop: int, codec: str) -> None:
-    if bytes(memoryview(encoded)[start:stop]).find(_BLOSCLZ_RUN) >= 0:
+    run = b"\xff" * _BLOSCLZ_RUN_NBYTES
+    if bytes(memoryview(encoded)[start:stop]).find(run) >= 0:
         raise stream_error(codec, "a match is longer than blosclz can count")
 
 
@@ -180,7 +181,7 @@ def streams_of(
         offset += 4
         if nbytes < 0 or offset + nbytes > header.frame_nbytes:
             raise _stream_bounds_error(codec, block)
-        if header.compressor == BLOSCLZ and nbytes >= len(_BLOSCLZ_RUN):
+        if header.compressor == BLOSCLZ and nbytes >= _BLOSCLZ_RUN_NBYTES:
             _check_blosclz(encoded, offset, offset + nbytes, codec)
         yield offset, nbytes
         offset += nbytes

@@ -6,13 +6,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from gpushard.devices.kernels import (
-    KernelSource,
-    cache_directory,
-    keep_file,
-    load_kernel_sources,
-    nvrtc_options,
-)
+from gpushard.cached_files import cache_directory, keep_file
+from gpushard.devices.kernels import KernelSource, load_kernel_sources, nvrtc_options
 from gpushard.errors import DeviceError, UnsupportedError
 
 
@@ -92,10 +87,10 @@ class CudaModules:
         name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
         # Nobody may have a home, or search it: a container runs as any user.
         with suppress(OSError):
-            return (cache_directory() / name).read_bytes()
+            return (cache_directory() / "kernels" / name).read_bytes()
         cubin = self._compile(source)
         with suppress(FileNotFoundError):
-            keep_file(cache_directory() / name, cubin)
+            keep_file(cache_directory() / "kernels" / name, cubin)
         return cubin
 
     def _compile(self, source: KernelSource) -> bytes:

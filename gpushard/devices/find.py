@@ -6,12 +6,14 @@ import os
 import sys
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gpushard.devices.base import Device
 from gpushard.errors import DeviceError, OptionError, UnsupportedError
+
+if TYPE_CHECKING:
+    from gpushard.devices.base import Device
 
 
 class FoundDevice(NamedTuple):

@@ -5,16 +5,13 @@ Pure: this module finds, parses and hashes the sources. A device compiles them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from uuid import uuid4
 
 from gpushard.errors import DeviceError
 
@@ -152,34 +149,3 @@ def _digest(name: str, text: str, headers: Mapping[str, str]) -> str:
 def threads_of(kernel: str) -> int:
     """Threads per block that `kernel` is written for."""
     return load_kernel_sources()[kernel].threads[kernel]
-
-
-def cache_directory() -> Path:
-    """Directory for compiled kernels (XDG base directories).
-
-    Raises `FileNotFoundError` if the user has no home, as in many containers. One that
-    is named and not there counts as none: it is not for us to make, which root could.
-    """
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not root.is_absolute():  # the specification says to ignore relative paths
-        try:
-            home = Path.home()
-        except RuntimeError as error:
-            raise FileNotFoundError(str(error)) from error
-        if not os.path.isdir(home):  # also if the system refuses to look
-            raise FileNotFoundError(f"there is no home {str(home)!r}")
-        root = home / ".cache"
-    return root / "gpushard" / "kernels"
-
-
-def keep_file(path: Path, content: bytes) -> None:
-    """Write a file that other processes may write too; do nothing if it cannot be."""
-    # Containers that share a home have the same process numbers.
-    part = path.with_name(f"{path.name}.{uuid4().hex}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):  # a directory that cannot be searched
-            part.unlink(missing_ok=True)

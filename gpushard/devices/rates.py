@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpushard.devices.kernels import cache_directory, keep_file
+from gpushard.cached_files import cache_directory, keep_file
 from gpushard.devices.placement import RATES, Rates
 
 # 2: with `Rates.together`.
@@ -52,4 +52,4 @@ def _parsed(rates: Mapping[str, Any]) -> Rates:
 
 def _path(model: str) -> Path:
     name = re.sub(r"[^A-Za-z0-9.]+", "-", model).strip("-")
-    return cache_directory().parent / "rates" / f"{name}.json"
+    return cache_directory() / "rates" / f"{name}.json"

@@ -74,13 +74,22 @@ class PollLoop(Protocol):
 
     def __call__(
         self,
-        function: int,
-        handle: int,
-        sleep_ns: int,
+        asked: tuple[int, int, int],
+        sleeps: tuple[int, int, int, int],
         in_context: tuple[int, int, int],
         /,
     ) -> int:
-        """Status; `in_context` has what switches to the context of the device."""
+        """Status once it is not the one that is waited through, or after all sleeps.
+
+        Parameters
+        ----------
+        asked
+            Address of the driver's function, what it takes, and the status meanwhile.
+        sleeps
+            Their number, the first and the longest in ns, and `GROWTH_BITS`.
+        in_context
+            What switches to the context of the device, as in `QueryCalls`.
+        """
         ...
 
 
@@ -227,8 +236,9 @@ class Waits:
         if status != NOT_READY:
             return status
         if query.function and _loops:
-            in_context = self._calls.in_context
-            return _loops[0](query.function, query.handle, sleep_ns, in_context)
+            asked = query.function, query.handle, NOT_READY
+            sleeps = N_SLEEPS, sleep_ns, MOST_SLEEP_NS, GROWTH_BITS
+            return _loops[0](asked, sleeps, self._calls.in_context)
         return _polled(query, sleep_ns)
 
     def _check_limit(self, limit: _WaitLimit) -> None:

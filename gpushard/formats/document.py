@@ -49,6 +49,11 @@ def _fact(value: Any) -> Any:
     return value if is_number else shown(value)
 
 
+def is_draft_root(document: Mapping[str, Any]) -> bool:
+    """Whether a `zarr.json` is the root of a hierarchy of some draft of v3."""
+    return str(document.get("zarr_format")).startswith(("http://", "https://"))
+
+
 def as_separator(value: Any, json_path: str) -> Literal["/", "."]:
     """`value`, which must be a separator of the coordinates in a chunk key."""
     if value not in ("/", "."):

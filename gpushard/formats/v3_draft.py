@@ -59,11 +59,6 @@ _KNOWN = (
 )
 
 
-def is_root(document: Mapping[str, Any]) -> bool:
-    """Whether a `zarr.json` is the root of a hierarchy of some draft of v3."""
-    return str(document.get("zarr_format")).startswith(("http://", "https://"))
-
-
 def parse_root(document: Mapping[str, Any]) -> str:
     """Suffix of the metadata keys of the hierarchy."""
     for name in ("zarr_format", "metadata_encoding"):

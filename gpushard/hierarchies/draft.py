@@ -8,7 +8,7 @@ from typing import Any
 
 from gpushard.errors import GpushardError, NotFoundError
 from gpushard.formats import v3_draft
-from gpushard.formats.document import as_object, parsing
+from gpushard.formats.document import as_object, is_draft_root, parsing
 from gpushard.hierarchies.documents import (
     DRAFT_DATA,
     DRAFT_METADATA,
@@ -107,7 +107,7 @@ def _find(store: Store, path: str) -> _Node | None:
         if data is None:
             continue
         document = decode_document(data, V3_DOCUMENT, path)
-        if not v3_draft.is_root(document):
+        if not is_draft_root(document):
             return None
         with parsing(path):
             suffix = v3_draft.parse_root(document)

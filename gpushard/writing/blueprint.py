@@ -13,6 +13,7 @@ import numpy as np
 
 from gpushard.codecs.small_floats import refuse_computing
 from gpushard.errors import OptionError
+from gpushard.formats.document import is_draft_root
 from gpushard.formats.new_document import ArrayArguments, new_document
 from gpushard.formats.new_historic import (
     HistoricArguments,
@@ -20,7 +21,7 @@ from gpushard.formats.new_historic import (
     encoded_document,
     prototype_documents,
 )
-from gpushard.formats.v3_draft import DRAFT_SUFFIX, is_root, parse_root, root_document
+from gpushard.formats.v3_draft import DRAFT_SUFFIX, parse_root, root_document
 from gpushard.formats.v3_draft import parse_array as parse_draft_array
 from gpushard.hierarchies.documents import (
     DRAFT_DATA,
@@ -117,7 +118,7 @@ class Blueprint:
         is_other = bool(existing(store, (V2_ARRAY, V2_GROUP)))
         if not is_other and not writer_of(store).create(key, pieces):
             found = decode_document(store.get(key) or b"{}", key, self.layout.path)
-            is_other = not is_root(found) or parse_root(found) != DRAFT_SUFFIX
+            is_other = not is_draft_root(found) or parse_root(found) != DRAFT_SUFFIX
         if is_other:
             raise OptionError(
                 "the store's root is of another format than the draft of Zarr v3,"
@@ -195,7 +196,7 @@ def refuse_unfit_place(store: Store, place: str) -> None:
         path, _, name = key.rpartition("/")
         if name == V2_ARRAY or document.get("node_type") == "array":
             raise _below_array(path)
-        if is_root(document):
+        if is_draft_root(document):
             # Documents of groups would hide the hierarchy's arrays from readers.
             raise _in_draft(path)
 
@@ -212,7 +213,7 @@ def _refuse_in_draft(store: Store) -> None:
         # Not `Path.is_dir`, which raises where a directory above cannot be searched.
         if os.path.isdir(above / DRAFT_METADATA):
             document = read_documents(LocalStore(above), [V3_DOCUMENT])[0]
-            if is_root(document.get(V3_DOCUMENT, {})):
+            if is_draft_root(document.get(V3_DOCUMENT, {})):
                 raise _in_draft(str(above))
 
 

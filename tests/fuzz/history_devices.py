@@ -207,9 +207,7 @@ class Gpu:
         self._home = tempfile.TemporaryDirectory()
         # Not by XDG_CACHE_HOME: the compiled loops would be compiled anew.
         for keeps in (cuda_modules, rates):
-            self._patch.setattr(
-                keeps, "cache_directory", lambda: Path(self._home.name, "kernels")
-            )
+            self._patch.setattr(keeps, "cache_directory", lambda: Path(self._home.name))
         self._cupy = cupy_standin.install(self._patch, self.device)
         self._cupy.is_stream_ordered = rng.random() < 0.3
         if rng.random() < 0.7:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpushard.devices.kernels import cache_directory
+from gpushard.cached_files import cache_directory
 from gpushard.fused.code import machine_code
 from gpushard.fused.code.elf import MachineCode
 from gpushard.fused.code.machine_code import CPU_LEVEL
@@ -47,7 +47,7 @@ def _folders() -> Iterator[Path]:
     compile the loops in the middle of a read.
     """
     with suppress(FileNotFoundError):  # the user has no home
-        yield cache_directory().parent / "loops"
+        yield cache_directory() / "loops"
     # Not by `tempfile`, which goes on to the working directory: code that was
     # downloaded there would run.
     temporary = Path(os.environ.get("TMPDIR", ""))

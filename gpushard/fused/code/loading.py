@@ -13,12 +13,6 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.devices.waiting import (
-    GROWTH_BITS,
-    MOST_SLEEP_NS,
-    N_SLEEPS,
-    NOT_READY,
-)
 from gpushard.fused.addresses import address_of
 from gpushard.fused.code import kept_code, machine_code
 from gpushard.fused.code.elf import MachineCode, NotMovableError, movable_code
@@ -133,16 +127,14 @@ class CompiledLoops:
 
     def poll(
         self,
-        function: int,
-        handle: int,
-        sleep_ns: int,
+        asked: tuple[int, int, int],
+        sleeps: tuple[int, int, int, int],
         in_context: tuple[int, int, int],
     ) -> int:
         """Ask whether something is done; see `devices.waiting.PollLoop`."""
         saved = np.zeros(1, np.int64)
-        asked = function, handle, NOT_READY
-        sleeps = usleep_address(), N_SLEEPS, sleep_ns, MOST_SLEEP_NS, GROWTH_BITS
-        poll = Poll(*asked, *sleeps, *in_context, address_of(saved))
+        by = usleep_address()
+        poll = Poll(*asked, by, *sleeps, *in_context, address_of(saved))
         return self._run(_pack_poll(POLL, *_NO_BOXES, *poll))
 
     def plan_boxes(
