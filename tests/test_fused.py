@@ -307,8 +307,6 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     a = gpushard.open_array(store, options=FUSED)
     a[...]
     assert kind_of_sink(seen) is FusedSink
-    a.read(dtype="c8")
-    assert kind_of_sink(seen) is HostSink
     a.read_many([([1, 50], [2, 70]), 3])
     assert kind_of_sink(seen) is HostSink
     a.oindex[[1, 50], [2, 70]]  # read as points

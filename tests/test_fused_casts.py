@@ -19,6 +19,7 @@ from array_strategies import codec
 from fused_cases import (
     CHAINS,
     FUSED,
+    LITTLE,
     SHAPE,
     VALUES,
     ZSTD,
@@ -49,6 +50,7 @@ need_fast_packages()
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 CHAINS_HERE = ["raw", "crc32c", "zstd", "blosc lz4 shuffle 512"]
 BIG = codec("bytes", endian="big")
+KEY = np.array([3, 99, 3, 50]), np.array([80, 0, 17])
 WAYS = ["memory", "whole", "requests", "short", "one call"]
 
 
@@ -108,6 +110,8 @@ def edges(dtype: np.dtype) -> np.ndarray:
     """Elements of many bits: ties, the least and largest numbers, infinities, NaN."""
     size = dtype.itemsize
     rng = np.random.default_rng(3)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, 4096, dtype="u1").view(bool)
     bits = [rng.integers(0, 256, 4096 * size, dtype="u1").view(f"u{size}")]
     if dtype in ("u8", "i8"):  # in a float64 it would be a tie
         bits.append(np.full(1024, (1 << 62) + (1 << 38) + 1, "u8"))
@@ -155,6 +159,33 @@ def test_every_cast_gives_the_bits_that_numpy_gives(dtype, into, seen, tmp_path)
         gpushard.open_array(tmp_path, options=FUSED).read(out=out)
     assert_all_fused(seen)
     assert_cast(out, values[:n], into)
+
+
+WHOLE = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8"]
+
+
+@pytest.mark.parametrize("dtype", ["?", *WHOLE])
+def test_integers_of_every_size_are_cast_into_every_other(dtype, seen, tmp_path):
+    values = edges(np.dtype(dtype))[:4096]
+    written(tmp_path, values)
+    a = gpushard.open_array(tmp_path, options=FUSED)
+    for into in WHOLE:
+        if holds_kind_of(np.dtype(dtype), np.dtype(into)):
+            assert_cast(a.read(dtype=into), values, into)
+    assert_all_fused(seen)
+
+
+@pytest.mark.parametrize("into", ["u1", "i2", "i8", "f2", "f8", "?"])
+def test_any_byte_but_zero_is_a_true_boolean_of_any_type(into, seen, tmp_path):
+    stored_bytes = np.arange(512, dtype="u1")
+    written(tmp_path, stored_bytes)
+    document = (tmp_path / "zarr.json").read_text()
+    document = document.replace('"uint8"', '"bool"')
+    document = document.replace('"fill_value": 0', '"fill_value": false')
+    (tmp_path / "zarr.json").write_text(document)
+    got = gpushard.open_array(tmp_path, options=FUSED).read(dtype=into)
+    assert_cast(got, stored_bytes != 0, into)
+    assert_all_fused(seen)
 
 
 @contextmanager
@@ -271,26 +302,67 @@ def test_kept_inner_chunks_are_cast(tmp_path, seen):
     assert_all_fused(seen)
 
 
-def test_several_outputs_share_a_data_type_or_go_the_plain_way(seen):
+def test_outputs_of_several_data_types_are_read_in_the_loops_together(seen):
     a = opened("f4", "zstd")
     outs = [np.empty((10, 90), "f8"), np.empty((100, 20), "f8"), np.empty(100, "f2")]
     keys = [np.s_[20:30], np.s_[:, 70:50:-1], np.s_[:, 3]]
-    for some, kind in ((slice(2), FusedSink), (slice(3), HostSink)):
+    for some in (slice(2), slice(3)):
         for out in outs:
             out[...] = 0
         a.read_many(keys[some], out=outs[some])
-        assert kind_of_sink(seen) is kind
+        assert kind_of_sink(seen) is FusedSink
         for key, out in zip(keys[some], outs[some], strict=True):
             assert_cast(out, a[...][key], out.dtype)
         seen.sinks.clear()
 
 
-def test_elements_that_change_anyway_are_not_cast_in_the_loops(seen):
-    for array in (stored([ZSTD], "float32", [BIG]), stored([ZSTD], "bool")):
-        a = gpushard.open_array(held(array.objects), options=FUSED)
-        assert_same_bits(a.read(dtype="f8"), array.full.astype("f8"))
-        assert kind_of_sink(seen) is HostSink
-    big = stored([ZSTD], "float32", [BIG])
-    a = gpushard.open_array(held(big.objects), options=FUSED)
-    assert_cast(a.read(dtype=">f4"), big.full, ">f4")
+CAST_BY_NUMPY = [
+    ("float32", [BIG], "f8"),
+    ("float32", [BIG], ">f8"),
+    ("int16", [BIG], "f4"),
+    ("float64", [LITTLE], "c8"),
+    ("uint8", [LITTLE], ">f4"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "before", "into"), CAST_BY_NUMPY)
+def test_casts_that_the_loops_lack_follow_a_read_in_the_loops(
+    dtype, before, into, seen
+):
+    array = stored([ZSTD], dtype, before)
+    a = gpushard.open_array(held(array.objects), options=FUSED)
+    assert_cast(a.read(dtype=into), array.full, into)
     assert kind_of_sink(seen) is FusedSink
+    assert_cast(
+        a.read(expressions.orthogonal(KEY, SHAPE), dtype=into), a.oindex[KEY], into
+    )
+
+
+def test_casts_that_the_loops_lack_take_no_memory_beyond_the_limit(seen):
+    array = stored([ZSTD], "float64")
+    options = FUSED.but(memory_limit=8 * array.full.nbytes - 1)
+    a = gpushard.open_array(held(array.objects), options=options)
+    assert_cast(a.read(dtype="c8"), array.full, "c8")
+    assert kind_of_sink(seen) is HostSink
+
+
+def test_rounds_of_a_long_list_keep_what_other_rounds_have_cast(tmp_path):
+    values = np.arange(1 << 18, dtype="u1")
+    written(tmp_path, values)
+    options = FUSED.but(memory_limit=1 << 22)
+    a = gpushard.open_array(tmp_path, options=options)
+    points = np.random.default_rng(0).integers(0, len(values), 200_000)
+    out = np.empty(len(points), "c8")
+    a.read(expressions.points((points,), a.shape), out=out)
+    assert_cast(out, values[points], "c8")
+
+
+def test_a_cast_of_a_read_that_fails_raises_as_without_a_cast(seen):
+    objects = dict(stored([ZSTD], "float64").objects)
+    objects["c/0/0"] = b"\xff" * 40 + objects["c/0/0"][40:]
+    a = gpushard.open_array(held(objects), options=FUSED)
+    with pytest.raises(gpushard.CorruptShardError) as native:
+        a.read()
+    with pytest.raises(gpushard.CorruptShardError) as cast_too:
+        a.read(dtype="c8")
+    assert str(cast_too.value) == str(native.value)

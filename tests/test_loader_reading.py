@@ -92,7 +92,7 @@ def n_read(monkeypatch):
 
 @pytest.mark.parametrize(
     ("rows", "options", "n"),
-    [([128], {}, 16), ([128], {"dtype": "i2"}, 8), ([127], {}, 8), ([128, 127], {}, 4)],
+    [([128], {}, 16), ([128], {"scale": 2}, 8), ([127], {}, 8), ([128, 127], {}, 4)],
 )
 def test_loads_of_rows_that_are_never_there_twice_are_twice_as_large(
     rows, options, n, n_read

@@ -128,11 +128,24 @@ class FusedChain:
         swapped = self.dtype.newbyteorder()
         if dtype == swapped and dtype.type is swapped.type:
             change = _change(self.stored_dtype, dtype)
-        elif self.change == COPY and dtype.isnative:
-            change = _CAST_OF.get((_code(self.dtype), _code(dtype)))
+        elif self.change in (COPY, BOOL) and dtype.isnative:
+            change = self._cast_into(dtype)
         if change is None:
             return None
         return replace(self, change=change)
+
+    def _cast_into(self, dtype: np.dtype[Any]) -> int | None:
+        """Change to elements of `dtype`, another type of the machine's byte order."""
+        stored, into = _code(self.dtype), _code(dtype)
+        if dtype.kind in "iu" and self.dtype.kind in "iub":
+            if not np.can_cast(self.dtype, dtype, "same_kind"):
+                return None
+            if self.dtype.itemsize == dtype.itemsize:  # the same bits
+                return self.change
+            into = f"i{dtype.itemsize}"
+            if self.dtype.itemsize > dtype.itemsize:
+                stored = f"i{self.dtype.itemsize}"
+        return _CAST_OF.get((stored, into))
 
     @property
     def has_short_ways(self) -> bool:

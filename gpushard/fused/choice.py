@@ -104,6 +104,19 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     return FusedSink(host, PlanPlacer(landings, chain, loops, source.room), landings)
 
 
+def are_casts_lacking(source: Source, outs: Sequence[NDArray[Any]]) -> bool:
+    """Whether nothing but the data types of `outs` keeps reads of an array from loops.
+
+    One read has outputs of one data type.
+    """
+    if _loaded and loaded_loops() is None:
+        return False
+    chain, dtypes = fused_chain(source), {out.dtype for out in outs}
+    if chain is None:
+        return False
+    return len(dtypes) > 1 or chain.into(dtypes.pop()) is None
+
+
 def row_decoder(source: Source, n_rows: int) -> RowDecoder | None:
     """What decodes `n_rows` whole inner chunks in the loops; None if they cannot.
 

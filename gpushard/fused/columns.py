@@ -36,14 +36,22 @@ COPY, BOOL = 0, 1
 FIRST_CAST = 16
 _INTEGERS = "u1", "i1", "u2", "i2", "u4", "i4"
 _SHORT = "u1", "i1", "u2", "i2", "f4"
+# A wider integer depends on the sign of the stored one alone, and a narrower one on
+# nothing but the two sizes, so those with a sign stand for the others.
 CASTS = (
     *((stored, "f4") for stored in (*_INTEGERS, "u8", "i8", "f8")),
     *((stored, "f8") for stored in (*_INTEGERS, "u8", "i8", "f4")),
     *((stored, "i8") for stored in _INTEGERS),
     *((stored, "f2") for stored in _SHORT),
-    ("f2", "f4"),
+    *(("f2", wide) for wide in ("f4", "f8")),
     *((stored, "bfloat16") for stored in (*_SHORT, "f8")),
-    ("bfloat16", "f4"),
+    *(("bfloat16", wide) for wide in ("f4", "f8")),
+    *((stored, "i4") for stored in ("u1", "i1", "u2", "i2")),
+    *((stored, "i2") for stored in ("u1", "i1")),
+    *(("i8", narrow) for narrow in ("i4", "i2", "i1")),
+    *(("i4", narrow) for narrow in ("i2", "i1")),
+    ("i2", "i1"),
+    *(("b1", number) for number in ("f4", "f8", "f2", "bfloat16", "i8", "i4", "i2")),
 )
 
 # Rows of the memory that `place_boxes` works in, with a column per axis:

@@ -21,6 +21,7 @@ from gpushard.placing.outputs import new_output, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
 from gpushard.reading.ascending import read_runs
+from gpushard.reading.converted import read_converted
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.masked import read_masked
 from gpushard.reading.read import execute
@@ -244,6 +245,8 @@ def read_at_once(
 ) -> None:
     """Read `selections` into the host arrays `outs`, as one batch."""
     read = partial(_read_planned, tally=tally, damage=damage)
+    if read_converted(source, selections, outs, read):
+        return
     if len(selections) == 1 and is_crossed(selections[0]):
         _read_crossed(source, selections[0], outs[0], read)
     else:

@@ -44,7 +44,7 @@ def _generate_cast(
 ) -> None:
     """Code of the loop that casts between a pair of data types."""
     # numba has no halves for CPUs, so these are their bits.
-    dtypes = [np.dtype("u2" if name in _HALVES else name) for name in pair]
+    dtypes = [np.dtype(_BITS_OF.get(name, name)) for name in pair]
     kinds = [from_dtype(dtype) for dtype in dtypes]
     target, source, nbytes = values
     # Elements counted from a pointer, so that LLVM sees that it may cast many at once.
@@ -55,8 +55,13 @@ def _generate_cast(
     itemsize = ir.Constant(ir.IntType(64), dtypes[0].itemsize)
     with cgutils.for_range(builder, builder.udiv(nbytes, itemsize)) as loop:
         value = builder.load(builder.gep(before, [loop.index]), align=1)
+        if pair[0] == "b1":  # as in `store_bool`, any byte but 0 is true
+            zero = ir.Constant(ir.IntType(8), 0)
+            is_true = builder.icmp_unsigned("!=", value, zero)
+            value = builder.zext(is_true, ir.IntType(8))
         if pair[0] in _HALVES:
-            value = _HALVES[pair[0]].widened(builder, value)
+            single = _HALVES[pair[0]].widened(builder, value)
+            value = context.cast(builder, single, _SINGLE, kinds[1])
         elif pair[1] in _HALVES:
             single = context.cast(builder, value, kinds[0], _SINGLE)
             value = _HALVES[pair[1]].shortened(builder, single)
@@ -142,6 +147,9 @@ _HALVES = {
     "f2": _Half(_single_of, _half_of),
     "bfloat16": _Half(_single_of_bfloat16, _bfloat16_of),
 }
+
+# The integers that elements are loaded and stored as, where numba has no such number.
+_BITS_OF = {"b1": "u1", "f2": "u2", "bfloat16": "u2"}
 
 # Called without the arguments that numba adds, which type checkers do not know.
 cast_run: Any = _cast_run
