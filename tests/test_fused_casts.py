@@ -34,7 +34,6 @@ from gpushard.fused.code import machine_code
 from gpushard.fused.code.elf import MachineCode
 from gpushard.fused.columns import CASTS
 from gpushard.fused.sink import FusedSink
-from gpushard.placing.place import HostSink
 from gpushard.placing.scatter import holds_kind_of
 from gpushard.selecting import expressions
 from selection_strategies import (
@@ -50,7 +49,6 @@ need_fast_packages()
 DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 CHAINS_HERE = ["raw", "crc32c", "zstd", "blosc lz4 shuffle 512"]
 BIG = codec("bytes", endian="big")
-KEY = np.array([3, 99, 3, 50]), np.array([80, 0, 17])
 WAYS = ["memory", "whole", "requests", "short", "one call"]
 
 
@@ -316,53 +314,36 @@ def test_outputs_of_several_data_types_are_read_in_the_loops_together(seen):
         seen.sinks.clear()
 
 
-CAST_BY_NUMPY = [
-    ("float32", [BIG], "f8"),
-    ("float32", [BIG], ">f8"),
-    ("int16", [BIG], "f4"),
-    ("float64", [LITTLE], "c8"),
-    ("uint8", [LITTLE], ">f4"),
-]
+LINES = [np.s_[:, ::-1], np.s_[::3, 5:80:7], np.s_[::-1, 80:5:-3]]
 
 
-@pytest.mark.parametrize(("dtype", "before", "into"), CAST_BY_NUMPY)
-def test_casts_that_the_loops_lack_follow_a_read_in_the_loops(
-    dtype, before, into, seen
-):
-    array = stored([ZSTD], dtype, before)
+@pytest.mark.parametrize("key", LINES)
+@pytest.mark.parametrize("into", ["f8", "f2", "i2", ">i4", "c8"])
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_elements_that_lie_apart_are_cast_as_neighbours_are(order, into, key, seen):
+    turned = [codec("transpose", order=order), LITTLE]
+    array = stored([ZSTD], "int32", turned, negated=True)
     a = gpushard.open_array(held(array.objects), options=FUSED)
-    assert_cast(a.read(dtype=into), array.full, into)
-    assert kind_of_sink(seen) is FusedSink
-    assert_cast(
-        a.read(expressions.orthogonal(KEY, SHAPE), dtype=into), a.oindex[KEY], into
-    )
+    for step in (1, 2, -1):
+        wide = np.zeros(
+            (*array.full[key].shape[:1], 2 * array.full[key].shape[1]), into
+        )
+        out = wide[:, :: 2 if step == 2 else 1][:, : array.full[key].shape[1]]
+        out = out[:, ::-1] if step == -1 else out
+        a.read(key, out=out)
+        assert_cast(out, array.full[key], into)
+    assert_all_fused(seen)
 
 
-def test_casts_that_the_loops_lack_take_no_memory_beyond_the_limit(seen):
-    array = stored([ZSTD], "float64")
-    options = FUSED.but(memory_limit=8 * array.full.nbytes - 1)
-    a = gpushard.open_array(held(array.objects), options=options)
-    assert_cast(a.read(dtype="c8"), array.full, "c8")
-    assert kind_of_sink(seen) is HostSink
-
-
-def test_rounds_of_a_long_list_keep_what_other_rounds_have_cast(tmp_path):
-    values = np.arange(1 << 18, dtype="u1")
-    written(tmp_path, values)
-    options = FUSED.but(memory_limit=1 << 22)
-    a = gpushard.open_array(tmp_path, options=options)
-    points = np.random.default_rng(0).integers(0, len(values), 200_000)
-    out = np.empty(len(points), "c8")
-    a.read(expressions.points((points,), a.shape), out=out)
-    assert_cast(out, values[points], "c8")
-
-
-def test_a_cast_of_a_read_that_fails_raises_as_without_a_cast(seen):
-    objects = dict(stored([ZSTD], "float64").objects)
-    objects["c/0/0"] = b"\xff" * 40 + objects["c/0/0"][40:]
-    a = gpushard.open_array(held(objects), options=FUSED)
-    with pytest.raises(gpushard.CorruptShardError) as native:
-        a.read()
-    with pytest.raises(gpushard.CorruptShardError) as cast_too:
-        a.read(dtype="c8")
-    assert str(cast_too.value) == str(native.value)
+@pytest.mark.parametrize("key", LINES)
+@pytest.mark.parametrize(
+    ("dtype", "before"),
+    [("int16", BIG), ("float32", BIG), ("float64", BIG), ("bool", LITTLE)],
+)
+def test_elements_that_lie_apart_are_reversed_as_neighbours_are(
+    dtype, before, key, seen
+):
+    array = stored([ZSTD], dtype, [before])
+    a = gpushard.open_array(held(array.objects), options=FUSED)
+    assert_same_bits(a[key], array.full[key])
+    assert_all_fused(seen)

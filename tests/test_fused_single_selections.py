@@ -67,13 +67,12 @@ def test_other_outputs_and_selections_than_it_can_write_are_left_to_others(
     out = np.zeros((50, 22), "i4")
     array.read(INSIDE, out=out[::2, ::2])
     assert_same_bits(out[::2, ::2], VALUES[INSIDE])
-    assert_same_bits(array.read(INSIDE, dtype="f8"), VALUES[INSIDE].astype("f8"))
     assert_same_bits(array.read(np.s_[40:35:-1, 17]), VALUES[40:35:-1, 17])
     assert_same_bits(array.oindex[[40, 38], 17:20], VALUES[[40, 38], 17:20])
     both = gpushard.concat([array, array], axis=1)
     expected = np.concatenate([VALUES, VALUES], axis=1)
     assert_same_bits(both[3:6, 86:94], expected[3:6, 86:94])
-    assert taken == [False] * 6
+    assert taken == [False] * 5
 
 
 @st.composite

@@ -90,6 +90,15 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
     for array in arrays:
         if array.dtype is not dtype:
             check_cast(dtype, array.dtype)
+    if not read_converted(source, arrays, partial(_read_into, request)):
+        _read_into(request, source, arrays)
+    return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
+
+
+def _read_into(
+    request: ReadRequest, source: Source, arrays: Sequence[NDArray[Any]]
+) -> None:
+    """Read what is requested into arrays of any data type."""
     if len(arrays) == 1:  # points are not read together with others by the loops
         selections = [listed_as_points(source, request.selections[0])]
         request = request._replace(selections=selections)
@@ -98,7 +107,6 @@ def read_on_host(source: Source, request: ReadRequest) -> list[Any]:
         selections = [request.selections[k] for k in left]
         request_left = request._replace(selections=selections)
         _read_large(source, request_left, [arrays[k] for k in left])
-    return [a if o is None else o for a, o in zip(arrays, request.outs, strict=True)]
 
 
 def _left_over(
@@ -245,8 +253,6 @@ def read_at_once(
 ) -> None:
     """Read `selections` into the host arrays `outs`, as one batch."""
     read = partial(_read_planned, tally=tally, damage=damage)
-    if read_converted(source, selections, outs, read):
-        return
     if len(selections) == 1 and is_crossed(selections[0]):
         _read_crossed(source, selections[0], outs[0], read)
     else:

@@ -17,13 +17,19 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from gpushard.fused.columns import CASTS, FIRST_CAST
+from gpushard.fused.compiled.calls import inner
 
 _INT32, _SINGLE = ir.IntType(32), types.float32
 
 
 @intrinsic
-def _cast_run(_typing: Any, change: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """Cast the contiguous elements of `nbytes` bytes from one address to another."""
+def _cast_elements(
+    _typing: Any, change: Any, target: Any, source: Any, nbytes: Any, step: Any
+) -> Any:
+    """Cast elements that have `nbytes` in all, and lie `step` bytes apart.
+
+    At `target` they lie side by side.
+    """
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         done = builder.append_basic_block("done")
@@ -36,7 +42,7 @@ def _cast_run(_typing: Any, change: Any, target: Any, source: Any, nbytes: Any) 
             builder.branch(done)
         builder.position_at_end(done)
 
-    return types.void(change, target, source, nbytes), generate
+    return types.void(change, target, source, nbytes, step), generate
 
 
 def _generate_cast(
@@ -46,15 +52,18 @@ def _generate_cast(
     # numba has no halves for CPUs, so these are their bits.
     dtypes = [np.dtype(_BITS_OF.get(name, name)) for name in pair]
     kinds = [from_dtype(dtype) for dtype in dtypes]
-    target, source, nbytes = values
+    target, source, nbytes, step = values
     # Elements counted from a pointer, so that LLVM sees that it may cast many at once.
     before, after = (
         builder.inttoptr(start, context.get_value_type(kind).as_pointer())
         for start, kind in zip((source, target), kinds, strict=True)
     )
     itemsize = ir.Constant(ir.IntType(64), dtypes[0].itemsize)
+    # In elements, so that LLVM looks whether it is 1, and then casts many at once.
+    step = builder.sdiv(step, itemsize)
     with cgutils.for_range(builder, builder.udiv(nbytes, itemsize)) as loop:
-        value = builder.load(builder.gep(before, [loop.index]), align=1)
+        at = builder.gep(before, [builder.mul(loop.index, step)])
+        value = builder.load(at, align=1)
         if pair[0] == "b1":  # as in `store_bool`, any byte but 0 is true
             zero = ir.Constant(ir.IntType(8), 0)
             is_true = builder.icmp_unsigned("!=", value, zero)
@@ -152,4 +161,12 @@ _HALVES = {
 _BITS_OF = {"b1": "u1", "f2": "u2", "bfloat16": "u2"}
 
 # Called without the arguments that numba adds, which type checkers do not know.
-cast_run: Any = _cast_run
+_cast: Any = _cast_elements
+
+
+@inner
+def cast_elements(
+    change: int, target: int, source: int, nbytes: int, step: int
+) -> None:
+    """See `_cast_elements`, whose code would otherwise be there twice."""
+    _cast(change, target, source, nbytes, step)

@@ -26,7 +26,7 @@ from gpushard.fused.columns import (
     WORK_OUTER,
 )
 from gpushard.fused.compiled import calls
-from gpushard.fused.compiled.casts import cast_run
+from gpushard.fused.compiled.casts import cast_elements
 from gpushard.fused.words import Decoder
 
 # Parts of a box this far apart are read one by one: twice what another call costs.
@@ -125,7 +125,7 @@ def _copy_run(d: Decoder, target: int, source: int, nbytes: int) -> None:
         for k in range(0, nbytes, 4):
             calls.swap_32(target + k, source + k)
     elif d.change >= FIRST_CAST:
-        cast_run(d.change, target, source, nbytes)
+        cast_elements(d.change, target, source, nbytes, d.itemsize)
     else:
         for k in range(0, nbytes, 8):
             calls.swap_64(target + k, source + k)
@@ -150,20 +150,57 @@ def _copy_words(target: int, source: int, run: int, line: Any) -> None:
 
 
 @calls.inner
+def _swap_words(change: int, target: int, source: int, line: Any) -> None:
+    """Like `_copy_words`, for elements of `change` bytes to reverse, and booleans."""
+    n, inner, outer = line[WORK_LENGTH, 0], line[WORK_INNER, 0], line[WORK_OUTER, 0]
+    if change == 4:
+        for k in range(n):
+            calls.swap_32(target + k * outer, source + k * inner)
+    elif change == 8:
+        for k in range(n):
+            calls.swap_64(target + k * outer, source + k * inner)
+    elif change == 2:
+        for k in range(n):
+            calls.swap_16(target + k * outer, source + k * inner)
+    else:
+        for k in range(n):
+            calls.store_bool(target + k * outer, calls.load_8(source + k * inner))
+
+
+@calls.inner
+def _change_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
+    """Like `_copy_line`, for elements that change."""
+    n, inner, outer = line[WORK_LENGTH, 0], line[WORK_INNER, 0], line[WORK_OUTER, 0]
+    is_cast = d.change >= FIRST_CAST and run == d.itemsize
+    if is_cast and outer == d.out_itemsize:
+        cast_elements(d.change, target, source, n * run, inner)
+    elif is_cast and outer == -d.out_itemsize:
+        to, at = target + (n - 1) * outer, source + (n - 1) * inner
+        cast_elements(d.change, to, at, n * run, -inner)
+    elif d.change == run and d.change < FIRST_CAST:  # `BOOL` is 1, as its size
+        _swap_words(d.change, target, source, line)
+    else:
+        for k in range(n):
+            _copy_run(d, target + k * outer, source + k * inner, run)
+
+
+@calls.inner
 def _copy_line(d: Decoder, target: int, source: int, run: int, line: Any) -> None:
     """Copy the runs along the innermost remaining axis."""
     n, inner, outer = line[WORK_LENGTH, 0], line[WORK_INNER, 0], line[WORK_OUTER, 0]
-    if d.writes_past_cache and d.change == COPY and (run | target | outer) & 63 == 0:
+    if d.change:
+        _change_line(d, target, source, run, line)
+    elif d.writes_past_cache and (run | target | outer) & 63 == 0:
         for k in range(n):
             to, at = target + k * outer, source + k * inner
             for i in range(0, run, 64):
                 calls.stream_512(to + i, at + i)
-    elif d.change == COPY and 16 <= run <= _LARGEST_INLINE_NBYTES:
+    elif 16 <= run <= _LARGEST_INLINE_NBYTES:
         for k in range(n):
             _copy_inline(target + k * outer, source + k * inner, run)
-    elif d.change or run > 8 or run & (run - 1):
+    elif run > 8 or run & (run - 1):
         for k in range(n):
-            _copy_run(d, target + k * outer, source + k * inner, run)
+            calls.copy_bytes(target + k * outer, source + k * inner, run)
     else:
         _copy_words(target, source, run, line)
 
