@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import zarr
 
 import gpushard
-from asked_store import put
-from gpushard.converting.tiles import budget_for
+from asked_store import AskedStore, put
+from gpushard.converting.tiles import budget_for, with_room
 from gpushard.fetching.pieces import least_beside_columns
 from gpushard.formats.v3 import parse_array
 from gpushard.options import MIB, Options
@@ -79,6 +81,43 @@ def test_a_tile_grows_along_the_axis_that_it_covers_least(wide):
     assert got.counts == tuple(counts)
 
 
+def wider(shards, alone=64 * MIB, source_chunks=(64, 64), **asked):
+    """Options for a limit of 1 MiB that is left open, and the budget with these."""
+    given = {"memory_limit": MIB, "bound_nbytes": MIB, "alone_nbytes": alone}
+    reads_parts = asked.pop("reads_parts", False)
+    options = replace(Options(threads=1).resolved(), **given, **asked)
+    target = parse_array(document(shards, [64, 64]), "", options)
+    source = parse_array(document(source_chunks, source_chunks), "", options)
+    wide = with_room(source, target, options, joins=False, reads_parts=reads_parts)
+    return wide, budget_for(source, target, wide, joins=False)
+
+
+def test_a_limit_left_open_has_room_for_the_largest_shard():
+    wide, got = wider([2048, 2048])
+    assert 4 * MIB < wide.memory_limit < 8 * MIB
+    assert got.slab == (64, 64)
+    with pytest.raises(gpushard.OptionError, match="memory limit"):
+        wider([2048, 2048], alone=2 * MIB)
+
+
+def test_a_limit_left_open_has_room_for_tiles_as_long_as_the_sources_chunks():
+    wide, got = wider([512, 512], source_chunks=(64, 4096))
+    assert got.counts == (1, 8)
+    assert wide.memory_limit < 8 * MIB
+    assert wider([2048, 2048], source_chunks=(2048, 1024))[1].slab == (2048, 2048)
+    wide, got = wider([512, 512], source_chunks=(64, 4096), alone=3 * MIB)
+    assert wide.memory_limit == wide.bound_nbytes == 3 * MIB
+    assert 1 < got.counts[1] < 8
+
+
+@pytest.mark.parametrize("asked", [{"is_left_open": False}, {"reads_parts": True}, {}])
+def test_a_limit_is_not_wider_than_tiles_need_it(asked):
+    source_chunks = (64, 4096) if asked else (512, 512)
+    assert (
+        wider([512, 512], source_chunks=source_chunks, **asked)[0].memory_limit == MIB
+    )
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_as_many_threads_encode_as_there_is_room_for(n):
     shard, encoder = 512 * 512, 8 * 64 * 64
@@ -136,3 +175,18 @@ def test_a_conversion_has_no_more_tiles_than_reads_of_tiny_inner_chunks_fit(
     gpushard.convert(tmp_path / "a", tmp_path / "b", shards=(shards,), options=options)
     b = gpushard.open_array(tmp_path / "b", device="cpu")
     assert np.array_equal(b[:], a[:])
+
+
+def test_with_the_limit_left_open_each_chunk_of_the_source_is_fetched_once(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gpushard.options, "DEFAULT_MEMORY_LIMIT", MIB)
+    shape, chunks = (512, 4096), (128, 4096)
+    a = zarr.create_array(tmp_path / "a", shape=shape, chunks=chunks, dtype="u1")
+    a[...] = np.resize(np.arange(251, dtype="u1"), shape)
+    store = AskedStore(tmp_path / "a")
+    gpushard.convert(store, tmp_path / "b", shards=(512, 256), chunks=(64, 64))
+    fetched = [r.key for call in store.calls for r in call if r.stop != 1]
+    chunks_fetched = sorted(key for key in fetched if key.startswith("c/"))
+    assert chunks_fetched == [f"c/{i}/0" for i in range(4)]
+    assert np.array_equal(zarr.open_array(tmp_path / "b")[...], a[...])

@@ -26,7 +26,7 @@ from gpushard.converting.mark import (
 )
 from gpushard.converting.nodes import Nodes, refuse_clearing
 from gpushard.converting.progress import Advance, Progress, counted
-from gpushard.converting.tiles import budget_for
+from gpushard.converting.tiles import budget_for, with_room
 from gpushard.errors import GpushardError, OptionError, naming
 from gpushard.fetching.index_room import least_limit
 from gpushard.fetching.pieces import least_beside_columns
@@ -110,18 +110,26 @@ class _Job:
     def copy(self, store: Store, options: Options) -> Copy:
         """The work on the shards of the array."""
         joins = not isinstance(store, LocalStore)
+        source = self.source
         target = Source.prepare(self.blueprint.layout, store, options)
-        budget = budget_for(
-            self.source.layout,
-            self.blueprint.layout,
+        least = max(
+            _least_read_nbytes(one, target.layout.shards or ())
+            for one in (source, target)
+        )
+        layouts = source.layout, target.layout
+        wide = with_room(
+            *layouts,
             target.options,
             joins=joins,
-            least_read_nbytes=max(
-                _least_read_nbytes(source, target.layout.shards or ())
-                for source in (self.source, target)
-            ),
+            least_read_nbytes=least,
+            reads_parts=source.pipeline.is_raw,
         )
-        return Copy(self.source, target, self.mark, budget)
+        budget = budget_for(*layouts, wide, joins=joins, least_read_nbytes=least)
+        limit = wide.memory_limit
+        source, target = (
+            one.with_options(one.options.widened_to(limit)) for one in (source, target)
+        )
+        return Copy(source, target, self.mark, budget)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Divides a conversion into tiles, which are read at once, as memory allows.
 
 A tile is a box of whole shards. If a shard is too large to be held both decoded and
-encoded, the tile is that shard, and is read slab by slab.
+encoded, the tile is that shard, and is read slab by slab. A memory limit that is left
+open is widened first, where that spares decoding inner chunks of the source again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _CHUNKS_PER_THREAD, _COPIES = 4, 2
 # Nobody knows how long texts are before they are read. Four forms of each may be held:
 # NumPy's, with room for more, that of an inner chunk, Python's, and the encoded one.
 _TEXT_NBYTES = 512
+# More shards than an array in memory could have.
+_ANY_NUMBER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +77,17 @@ def budget_for(
         read gets that much, if half of the conversion's limit allows it.
     """
     shard, chunk = target.shards or (), target.chunks or ()
-    itemsize = target.dtype.itemsize
     limit = options.memory_limit
-    least_nbytes = min(least_read_nbytes, limit // _INDEX_SHARE)
-    read_nbytes = max(limit // _READ_SHARE, least_nbytes)
+    read_nbytes = _read_nbytes(limit, least_read_nbytes)
+    least_nbytes = max(1, min(least_read_nbytes, limit // _INDEX_SHARE))
     room = limit - read_nbytes
-    shard_nbytes, chunk_nbytes = prod(shard) * itemsize, prod(chunk) * itemsize
-    encoder_nbytes = _CHUNKS_PER_THREAD * _COPIES * chunk_nbytes
-    # An encoded shard may take as much memory as its elements.
-    held_nbytes = (2 if joins else 1) * shard_nbytes + encoder_nbytes
+    encoder_nbytes = _encoder_nbytes(target)
+    held_nbytes = _held_nbytes(target, joins=joins)
     left = room - held_nbytes
-    if left < chunk_nbytes:
-        raise _too_small(limit, held_nbytes + chunk_nbytes, least_read_nbytes)
-    if target.dtype.kind in UNSIZED_KINDS:  # what is encoded is counted without text
-        itemsize += _TEXT_NBYTES
+    least_left = prod(chunk) * target.dtype.itemsize
+    if left < least_left:
+        raise _too_small(limit, held_nbytes + least_left, least_read_nbytes)
+    itemsize = _value_nbytes(target)
     values_nbytes = prod(shard) * itemsize
     counts, slab = (1,) * len(shard), shard
     if left >= values_nbytes:
@@ -99,7 +99,7 @@ def budget_for(
     in_flight = tile_nbytes + held_nbytes
     n_tiles = max(
         1,
-        min(options.threads, room // in_flight, read_nbytes // max(1, least_nbytes)),
+        min(options.threads, room // in_flight, read_nbytes // least_nbytes),
     )
     spare = (room // n_tiles - in_flight) // encoder_nbytes
     return TileBudget(
@@ -111,11 +111,79 @@ def budget_for(
     )
 
 
+def with_room(
+    source: ArrayLayout,
+    target: ArrayLayout,
+    options: ReadOptions,
+    *,
+    joins: bool,
+    least_read_nbytes: int = 0,
+    reads_parts: bool = False,
+) -> ReadOptions:
+    """Options with a memory limit that suits the conversion, where it is left open.
+
+    It then has room for the largest shard, and for tiles as long as the source's inner
+    chunks: with less, each of these is decoded for every tile that meets it, which may
+    be hundreds.
+
+    Parameters
+    ----------
+    joins, least_read_nbytes
+        As for `budget_for`.
+    reads_parts
+        Whether a part of an inner chunk is read without the rest of it.
+    """
+    held_nbytes = _held_nbytes(target, joins=joins)
+    least_left = prod(target.chunks or ()) * target.dtype.itemsize
+    limit, needed = options.memory_limit, held_nbytes + least_left
+    if limit - _read_nbytes(limit, least_read_nbytes) < needed:
+        options = options.widened_to(_enough(needed, least_read_nbytes))
+    how = {"joins": joins, "least_read_nbytes": least_read_nbytes}
+    budget = budget_for(source, target, options, **how)
+    whole = zip(budget.counts, budget.slab, _wanted(source), target.axes, strict=True)
+    if reads_parts or all(n * at >= min(w, axis.extent) for n, at, w, axis in whole):
+        return options
+    n_shards = prod(_counts(source, target, _ANY_NUMBER))
+    values_nbytes = prod(target.shards or ()) * _value_nbytes(target)
+    # The part of `_counts` that a tile may have.
+    tile_nbytes = values_nbytes * (2 * n_shards if n_shards > 1 else 1)
+    return options.widened_to(_enough(held_nbytes + tile_nbytes, least_read_nbytes))
+
+
+def _read_nbytes(limit: int, least_read_nbytes: int) -> int:
+    """What reads may take of a limit."""
+    least_nbytes = min(least_read_nbytes, limit // _INDEX_SHARE)
+    return max(limit // _READ_SHARE, least_nbytes)
+
+
+def _held_nbytes(target: ArrayLayout, *, joins: bool) -> int:
+    """What a tile holds besides its elements."""
+    # An encoded shard may take as much memory as its elements.
+    shard_nbytes = prod(target.shards or ()) * target.dtype.itemsize
+    return (2 if joins else 1) * shard_nbytes + _encoder_nbytes(target)
+
+
+def _encoder_nbytes(target: ArrayLayout) -> int:
+    chunk_nbytes = prod(target.chunks or ()) * target.dtype.itemsize
+    return _CHUNKS_PER_THREAD * _COPIES * chunk_nbytes
+
+
+def _value_nbytes(target: ArrayLayout) -> int:
+    """Bytes that a tile is counted with for each element."""
+    # What is encoded is counted without text.
+    text_nbytes = _TEXT_NBYTES if target.dtype.kind in UNSIZED_KINDS else 0
+    return target.dtype.itemsize + text_nbytes
+
+
+def _enough(needed: int, least_read_nbytes: int) -> int:
+    """Memory limit that leaves `needed` bytes in addition to reads."""
+    quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
+    return max(quarter, least_read_nbytes + max(needed, least_read_nbytes))
+
+
 def _too_small(limit: int, needed: int, least_read_nbytes: int) -> OptionError:
     """Error for a limit that leaves less than `needed` bytes in addition to reads."""
-    quarter = needed * _READ_SHARE // (_READ_SHARE - 1) + 1
-    beside_indexes = least_read_nbytes + max(needed, least_read_nbytes)
-    enough = max(quarter, beside_indexes)
+    enough = _enough(needed, least_read_nbytes)
     return OptionError(
         "a shard of the converted array does not fit the memory limit",
         expected=f"memory_limit of {enough} bytes, which are {-(-enough // MIB)} MiB",
@@ -157,9 +225,7 @@ def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
 
     A tile grows only along axes on which the source's chunks are longer than the tile.
     """
-    wanted = [
-        int(axis.length_of(0)) if axis.n_cells else 1 for axis in source.inner_axes
-    ]
+    wanted = _wanted(source)
     counts = [1] * target.ndim
     while True:
         short = [
@@ -171,6 +237,13 @@ def _counts(source: ArrayLayout, target: ArrayLayout, most: int) -> Cell:
             return tuple(counts)
         axis = min(short)[1]
         counts[axis] *= 2
+
+
+def _wanted(source: ArrayLayout) -> Shape:
+    """Lengths of the source's first inner chunk."""
+    return tuple(
+        int(axis.length_of(0)) if axis.n_cells else 1 for axis in source.inner_axes
+    )
 
 
 def _slab(shard: Shape, chunk: Shape, most: int) -> Shape:
