@@ -96,6 +96,7 @@ def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
         (["--compressors", "zstd:x"], "no such level"),
         (["--compressors", "zstd:--5"], "no such level"),
         (["--compressors", "zstd:" + "9" * 5000], "no such level"),
+        (["--filters", "zstd"], "--filters is no list of filters"),
         (["--compressors", "[{"], "no valid JSON"),
         (["--compressors", "[" * 100_000], "no valid JSON"),
         (["--memory", "1", "--shards", "30000", "--chunks", "10000"], ""),
@@ -104,6 +105,15 @@ def test_what_was_typed_reaches_the_conversion(tmp_path, monkeypatch):
 def test_what_cannot_be_is_refused_in_a_sentence(arguments, said, tmp_path):
     src = write_shards(tmp_path / "src")
     assert said in sentence(run("convert", src, tmp_path / "dst", *arguments, code=2))
+
+
+def test_a_source_that_is_not_there_is_told_with_what_is(sample, tmp_path):
+    for source in (sample.parent, sample / "nothing", tmp_path / "sampel"):
+        known = sentence(run("info", source, code=2))
+        assert sentence(run("convert", source, tmp_path / "out", code=2)) == known
+    assert f"it has {sample.name}: open one" in sentence(
+        run("convert", sample.parent, tmp_path / "out", code=2)
+    )
 
 
 def test_progress_goes_to_stderr(tmp_path):

@@ -199,6 +199,12 @@ def _codecs(text: str, option: str) -> Any:
                 f"{option} is no valid JSON: {error}", got=repr(text)
             ) from error
     name, _, level = text.partition(":")
+    if option == "--filters":  # no name says enough: most filters need a data type
+        raise OptionError(
+            f"{option} is no list of filters",
+            expected="keep, none or JSON",
+            got=repr(text),
+        )
     if level and not _LEVEL.fullmatch(level):
         raise OptionError(f"{option} has no such level", got=repr(level))
     return _named_codec(name, int(level) if level else None, option)

@@ -15,6 +15,7 @@ from gpushard.creation import opened_or_made
 from gpushard.errors import naming
 from gpushard.group import Group
 from gpushard.hierarchies.documents import join
+from gpushard.nearby import hinting
 from gpushard.options import DEFAULT, Options, ReadOptions
 from gpushard.stores.resolve import resolve
 
@@ -109,7 +110,8 @@ def _source(
 ) -> tuple[Store, str]:
     """Store that has the source, and the path in it."""
     if not isinstance(src, Array | Group):
-        return resolve(src, path, options, storage_options)
+        with hinting(src, path):
+            return resolve(src, path, options, storage_options)
     store = src.source.store if isinstance(src, Array) else src.store
     return store, join(src.path, instance(path, "path", str).strip("/"))
 

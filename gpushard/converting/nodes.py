@@ -14,6 +14,7 @@ from gpushard.errors import OptionError, naming
 from gpushard.group import Group, all_groups, node_at
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
+from gpushard.nearby import hinting
 from gpushard.options import Options
 from gpushard.stores.base import ByteRequest, Store
 from gpushard.stores.checks import asked
@@ -42,7 +43,7 @@ class Nodes:
 
 def nodes_at(store: Store, place: str, options: Options) -> Nodes:
     """The arrays and groups at `place` and below."""
-    with naming(store, place):
+    with naming(store, place), hinting(store, place):
         top = node_at(store, place, options)
     return nodes_of(top)
 
