@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from gpushard.pools import (
     Future,
-    Purpose,
     break_off,
     cancel_or_wait,
     pool_of,
@@ -62,8 +61,9 @@ class StartedTasks:
     ----------
     tasks, n_workers, most_nbytes
         As `run_tasks` takes them; at least two workers.
-    pool
-        Whose threads they are.
+    n_beside
+        Number of such reads that may wait for answers beside one that is run. Their
+        threads are others than its own; 0: the same.
     """
 
     def __init__(
@@ -71,11 +71,10 @@ class StartedTasks:
         tasks: Iterable[Work],
         n_workers: int,
         most_nbytes: int | None = None,
-        *,
-        pool: Purpose = "read",
+        n_beside: int = 0,
     ) -> None:
         queue = WorkQueue(tasks, most_nbytes, lambda _: None)
-        self._started = [(queue, _helpers(queue, n_workers, pool))]
+        self._started = [(queue, _helpers(queue, n_workers, n_beside))]
 
     def finish(self) -> None:
         """Work in the calling thread too, and return or raise as `run_tasks` does."""
@@ -90,14 +89,12 @@ class StartedTasks:
             cancel_or_wait(helpers)
 
 
-def _helpers(
-    queue: WorkQueue, n_workers: int, pool: Purpose = "read"
-) -> list[Future[None]]:
+def _helpers(queue: WorkQueue, n_workers: int, n_beside: int = 0) -> list[Future[None]]:
     """All workers at a queue except the calling thread."""
     tasks = [queue.work_off] * (n_workers - 1)
-    # Those of the read before wait for its answers, in the same pool.
-    n_reads = 2 if pool == "ahead" else 1
-    return submit_all(pool_of(pool, n_reads * len(tasks)), tasks, queue.close)
+    # Those of the reads before wait for their answers, in the same pool.
+    pool = pool_of("ahead" if n_beside else "read", (1 + n_beside) * len(tasks))
+    return submit_all(pool, tasks, queue.close)
 
 
 def _work_off(queue: WorkQueue, helpers: Sequence[Future[None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Event
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import zarr
 import gpushard
 from gpushard import Loader, StoreError
 from gpushard.loader import reading
+from gpushard.options import MIB
+from gpushard.reading import read as read_module
 from gpushard.stores.remote_url import open_url
+from gpushard.workers import StartedTasks
 from loader_data import IMAGES, N
 from range_server import RangeServer
 from s3_server import make_bucket, s3_server
@@ -70,7 +74,7 @@ def test_a_server_that_fails_twice_is_asked_again_by_the_store(server, failure):
     assert loader.stats()["reads_retried"] == 0
 
 
-@pytest.mark.parametrize("prefetch_factor", [0, 1])
+@pytest.mark.parametrize("prefetch_factor", [0, 1, 3])
 def test_the_next_read_is_asked_for_while_one_waits_for_its_answers(
     server, prefetch_factor, monkeypatch
 ):
@@ -92,6 +96,84 @@ def test_the_next_read_is_asked_for_while_one_waits_for_its_answers(
     loader = Loader(array, batch_size=12, prefetch_factor=prefetch_factor)
     assert np.array_equal(np.concatenate(list(loader)), IMAGES)
     assert set(found) == {prefetch_factor > 0}
+
+
+def settled(count, n):
+    """A count soon after it has reached `n`."""
+    deadline = monotonic() + 10
+    while count() < n and monotonic() < deadline:
+        sleep(0.01)
+    sleep(0.2)
+    return count()
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
+def test_as_many_loads_are_under_way_as_are_read_ahead_and_the_one_awaited(
+    server, prefetch_factor, monkeypatch
+):
+    # Each load is a shard, and only the first one is answered at once.
+    array = gpushard.open_array(server.url + "/images")
+    store = type(array.source.store)
+    read, held, goes_on = store.read, set(), Event()
+
+    def waiting(self, requests):
+        late = {r.key for r in requests if "c/0/" not in r.key}
+        held.update(late)
+        assert not late or goes_on.wait(20)
+        return read(self, requests)
+
+    monkeypatch.setattr(store, "read", waiting)
+    loader = Loader(array, batch_size=12, prefetch_factor=prefetch_factor)
+    batches = iter(loader)
+    first = next(batches)
+    n_under_way = settled(lambda: len(held), 1 + prefetch_factor)
+    goes_on.set()
+    assert np.array_equal(np.concatenate([first, *batches]), IMAGES)
+    assert n_under_way == 1 + prefetch_factor
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 2, 4])
+def test_no_more_loads_are_read_ahead_over_a_network_than_elsewhere(
+    server, prefetch_factor
+):
+    array = gpushard.open_array(server.url + "/images")
+    with Loader(array, batch_size=12, prefetch_factor=prefetch_factor) as loader:
+        batches = iter(loader)
+        # In hand, planned, and those that wait or are being made.
+        for n in (2 + prefetch_factor, 3 + prefetch_factor):
+            next(batches)
+            assert settled(lambda: sum(map(bool, map(server.count, SHARDS))), n) == n
+
+
+def test_a_queue_of_loads_that_are_asked_for_is_full_when_a_batch_is_there(server):
+    array = gpushard.open_array(server.url + "/images")
+    with Loader(array, batch_size=12, prefetch_factor=4) as loader:
+        for batch in loader:
+            del batch
+            sleep(0.1)
+    assert loader.stats()["queue_occupancy"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("prefetch_factor", "limit", "each"),
+    [(1, 1024, 512), (4, 1024, 128), (2, 256, 64), (8, 256, 64), (4, 64, 32)],
+)
+def test_loads_that_are_asked_for_together_share_the_room_of_one(
+    server, prefetch_factor, limit, each, monkeypatch
+):
+    limits = set()
+
+    class Noted(StartedTasks):
+        def __init__(self, tasks, n_workers, most_nbytes, n_beside):
+            limits.add(most_nbytes)
+            super().__init__(tasks, n_workers, most_nbytes, n_beside)
+
+    monkeypatch.setattr(read_module, "StartedTasks", Noted)
+    options = gpushard.Options(memory_limit=limit * MIB)
+    array = gpushard.open_array(server.url + "/images", options=options)
+    list(Loader(array, batch_size=12, prefetch_factor=prefetch_factor))
+    (most_nbytes,) = limits
+    assert 0.9 * each * MIB < most_nbytes <= each * MIB
 
 
 def test_a_server_that_refuses_for_a_while_is_asked_again_by_the_loader(server):

@@ -46,20 +46,21 @@ def test_a_worker_goes_on_to_what_was_begun_next_while_others_are_still_busy():
     assert went_on == [True]
 
 
-def test_what_is_asked_for_ahead_has_threads_beside_those_of_the_read_before():
-    is_next, went_on = threading.Event(), []
+@pytest.mark.parametrize("n_beside", [1, 3])
+def test_what_is_asked_for_ahead_has_threads_beside_those_of_the_reads_before(n_beside):
+    is_last, went_on = threading.Event(), []
 
     def task():
-        went_on.append(is_next.wait(10))
+        went_on.append(is_last.wait(10))
 
-    first = StartedTasks([task], 2, pool="ahead")
-    second = StartedTasks([is_next.set], 2, pool="ahead")
+    first = [StartedTasks([task], 2, n_beside=n_beside) for _ in range(n_beside)]
+    last = StartedTasks([is_last.set], 2, n_beside=n_beside)
     deadline = time.monotonic() + 10
-    while not went_on and time.monotonic() < deadline:
+    while len(went_on) < n_beside and time.monotonic() < deadline:
         time.sleep(0.01)
-    first.finish()
-    second.finish()
-    assert went_on == [True]
+    for started in (*first, last):
+        started.finish()
+    assert went_on == [True] * n_beside
 
 
 def test_an_error_of_what_others_have_begun_is_raised_when_they_are_joined():

@@ -209,6 +209,18 @@ class Field:
             return self.array.arrays
         return (self.array,)
 
+    @property
+    def keeps_chunks(self) -> bool:
+        """Whether a load may leave inner chunks in memory that the next one needs."""
+        caches = (member.source.chunks for member in self.members)
+        # A sparing cache rarely serves a load, which is not to wait for it.
+        return any(cache is not None and not cache.is_sparing for cache in caches)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether reads of the array wait for a network."""
+        return all(m.source.store.costs.prefers_whole_objects for m in self.members)
+
     def naming_errors(self) -> naming:
         """Add the array to errors of a block, the first one of several."""
         first = self.members[0]

@@ -69,7 +69,7 @@ class Epochs:
         order = settings.shuffling.order(standing.epoch)
         share = settings.share(order.n)
         self._n_steps = share.n_steps
-        n_plans = place.n_planned if settings.n_ahead else 0
+        n_plans, n_asked = place.n_planned if settings.n_ahead else 0, settings.n_asked
         reader = Reader(
             fields=settings.fields,
             origins=settings.origins,
@@ -79,21 +79,24 @@ class Epochs:
             stop=self._stop,
             incidents=progress.incidents,
             n_under_way=place.n_under_way if settings.n_ahead else 0,
-            asks_ahead=n_plans > 0,
+            n_asked=n_asked,
         )
         plans = _plans(reader, self._later, standing, order, share)
-        loads = reader.loads(self._ahead(plans, n_plans, WaitStats()))
+        n_later = max(n_asked - n_plans, 0)
+        planned = self._ahead(plans, n_plans, WaitStats(), n_later)
+        loads = reader.loads(planned)
         waits = WaitStats() if settings.n_finished_ahead else progress.waits
         cut = batches_by_load(loads, share, standing.step)
-        self._cut = self._ahead(cut, settings.n_ahead, waits)
+        self._cut = self._ahead(cut, settings.n_read_ahead, waits)
 
     def _ahead(
-        self, items: Iterator[Any], depth: int, waits: WaitStats
+        self, items: Iterator[Any], depth: int, waits: WaitStats, n_later: int = 0
     ) -> Iterator[Any]:
         """The same items, up to `depth` of them made ahead by a thread."""
         if not depth:
             return items
-        self.stages.append(Prefetched(items, depth, self._stop, waits, self.owner))
+        stop, owner = self._stop, self.owner
+        self.stages.append(Prefetched(items, depth, stop, waits, owner, n_later))
         return self.stages[-1]
 
     def begin_epoch(self) -> None:

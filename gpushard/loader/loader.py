@@ -71,7 +71,8 @@ class Loader:
         rank from the start of the epoch. "allow" gives all samples to the first ranks,
         which may then have more steps.
     prefetch_factor
-        Number of reads, of several batches each, made ahead; 0 reads on demand.
+        Number of reads, of several batches each, made ahead; 0 reads on demand. Over a
+        network, so many (8 at most) are asked for beside the one that is made.
     epochs
         Number of epochs that you will ask for, counted from epoch 0. While the last
         batches of an epoch before the last one are in use, the first ones of the next
@@ -364,7 +365,7 @@ class Loader:
         elements decoded for each one wanted. ``samples_skipped`` counts samples that
         were left out; ``reads_retried`` reads that were tried again.
         """
-        return figures(self._progress, self._settings.fields, self._settings.n_ahead)
+        return figures(self._progress, self._settings.fields, self._settings.n_queued)
 
     def close(self) -> None:
         """End the iteration and its threads."""

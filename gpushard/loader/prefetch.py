@@ -140,6 +140,9 @@ class Prefetched(Generic[Item]):
         Counts how the consumer waits.
     owner
         Names the thread for `end_all_of`.
+    n_later
+        Number of items more that are made ahead once the second one was taken: while
+        the first one is waited for, no others are to be in its way.
     """
 
     def __init__(
@@ -149,11 +152,14 @@ class Prefetched(Generic[Item]):
         stop: StopFlag,
         waits: WaitStats,
         owner: object = None,
+        n_later: int = 0,
     ) -> None:
         self._channel: _Channel[Item] = _Channel(stop)
         for _ in range(min(depth, _MOST_AHEAD)):
             self._channel.permits.put(None)
         self._waits = waits
+        # Permits that are given with an item, for the first ones that are taken.
+        self._permits = [1 + n_later, 1]
         self._is_ended = False
         self._thread = _Stage(items, self._channel, ref(self), owner)
         self._pid = os.getpid()
@@ -195,7 +201,8 @@ class Prefetched(Generic[Item]):
         item = _next_item(channel, self._thread)
         self._waits.seconds += time.perf_counter() - begin
         if not (isinstance(item, _End) or channel.stop.is_set()):
-            channel.permits.put(None)
+            for _ in range(self._permits.pop() if self._permits else 1):
+                channel.permits.put(None)
             return item
         self._is_ended = True
         if isinstance(item, _End) and item.error is not None:

@@ -75,8 +75,8 @@ class Reader:
         Set to end reading after the current task, whose requests are broken off.
     n_under_way
         Number of loads that may be under way when the next one is begun.
-    asks_ahead
-        Whether stores over a network are asked for a load while another one is read.
+    n_asked
+        Number of loads that stores over a network are asked for while another is read.
     attempts
         The read that was begun last to repeat a load, or a part of it; or none.
     """
@@ -89,7 +89,7 @@ class Reader:
     stop: StopFlag
     incidents: Incidents = field(default_factory=Incidents)
     n_under_way: int = 0
-    asks_ahead: bool = False
+    n_asked: int = 0
     attempts: list[PlannedLoad] = field(default_factory=list[PlannedLoad])
 
     def plans(
@@ -127,8 +127,8 @@ class Reader:
             ready = handed[0].prepared
             early = None
             if ready is not None:
-                asks_ahead = self.asks_ahead and not n_in_turn
-                early = handed[0].early = start_early(ready, asks_ahead=asks_ahead)
+                n_asked = 0 if n_in_turn else self.n_asked
+                early = handed[0].early = start_early(ready, n_asked)
             n_in_turn = max(n_in_turn - 1, 0)
             try:
                 yield handed.pop()  # popped, so that it is not held here meanwhile
@@ -247,17 +247,9 @@ class Reader:
                     jobs, done = self.place.read(array_field, origins)
                 planned.jobs += jobs
                 planned.finishers.append(done)
-            if not self._keeps_chunks:
+            if not any(array_field.keeps_chunks for array_field in self.fields):
                 planned.prepared = self._prepared(planned)
         return planned
-
-    @property
-    def _keeps_chunks(self) -> bool:
-        """Whether a load may leave inner chunks in memory that the next one needs."""
-        members = (member for field in self.fields for member in field.members)
-        caches = (member.source.chunks for member in members)
-        # A sparing cache rarely serves a load, which is not to wait for it.
-        return any(cache is not None and not cache.is_sparing for cache in caches)
 
     def _prepared(self, planned: PlannedLoad) -> Prepared:
         return prepare([stoppable(job, self.stop) for job in planned.jobs])

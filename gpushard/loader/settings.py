@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from gpushard.devices.base import Device
 
 
+# Most loads that stores over a network are asked for while another one is read. Each
+# has threads of its own, and together they keep the connections of a store busy.
+_MOST_ASKED = 8
 # Blocks that are mixed where the caller does not say how many.
 _DEFAULT_MIXED = 8
 # Arguments that make an order, which a sampler has made already.
@@ -152,6 +155,28 @@ class Settings:
         """Number of batches to finish ahead."""
         # Cutting batches takes no time, so only a transform is worth a thread.
         return self.n_ahead if self.transform else 0
+
+    @property
+    def n_asked(self) -> int:
+        """Number of loads that stores are asked for while another one is read.
+
+        One load alone leaves a network idle while its answers are on their way.
+        """
+        is_far = self.device is None and all(field.is_far for field in self.fields)
+        # What a load leaves in memory is not to be asked for by the next one.
+        if not is_far or any(field.keeps_chunks for field in self.fields):
+            return 0
+        return min(self.n_ahead, _MOST_ASKED)
+
+    @property
+    def n_read_ahead(self) -> int:
+        """Number of loads to finish ahead, or fewer: those asked for take room."""
+        return self.n_ahead - max(self.n_asked - 1, 0)
+
+    @property
+    def n_queued(self) -> int:
+        """Number of places in the queue that the caller takes from."""
+        return self.n_finished_ahead or self.n_read_ahead
 
     def reads_on_into(self, epoch: int) -> bool:
         """Whether an epoch is read ahead while the one before it ends."""

@@ -19,6 +19,7 @@ from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large_indexes
 from gpushard.fetching.job import Job, JobReader, rows_of
 from gpushard.fetching.pieces import beside_columns, cut_shards, most_merged
+from gpushard.options import MIB
 from gpushard.placing.kept_rows import kept_file_tasks
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.reading.ranges import range_tasks
@@ -29,6 +30,10 @@ from gpushard.workers import StartedTasks, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+
+# Least that a read may hold of what it fetched, of several that are asked for together:
+# with less, shards that are fetched whole would come one after the other.
+_LEAST_AHEAD_NBYTES = 64 * MIB
 
 Changed = list[tuple[Job, Block, set[str]]]
 """Blocks with objects that were replaced during the read, and the keys of these."""
@@ -120,26 +125,28 @@ def prepare(jobs: Sequence[Job]) -> Prepared:
     )
 
 
-def start_early(prepared: Prepared, *, asks_ahead: bool) -> StartedTasks | None:
+def start_early(prepared: Prepared, n_asked: int) -> StartedTasks | None:
     """Have other threads start on the jobs before `run`, while this thread is free.
 
     None if there is nothing that other threads can start on.
 
     Parameters
     ----------
-    asks_ahead
-        Whether stores over a network may be asked now. Other reads wait for answers
-        meanwhile, and not for threads; so this has threads of its own.
+    n_asked
+        Number of reads that stores over a network may be asked for while another one
+        is run; 0 if they are not to be asked now. Other reads wait for answers
+        meanwhile, and not for threads; so each has threads of its own, and a share of
+        the memory that one read has for what it fetched.
     """
     if prepared.n_workers <= 1:
         return None
     if prepared.readers:
         return StartedTasks(prepared.tasks, prepared.n_workers)
     stores = [job.source.store for job in prepared.jobs]
-    if asks_ahead and all(store.costs.prefers_whole_objects for store in stores):
-        return StartedTasks(
-            prepared.works, prepared.n_workers, prepared.most_nbytes, pool="ahead"
-        )
+    if n_asked and all(store.costs.prefers_whole_objects for store in stores):
+        fair_nbytes = max(prepared.most_nbytes // n_asked, _LEAST_AHEAD_NBYTES)
+        most_nbytes = min(fair_nbytes, prepared.most_nbytes)
+        return StartedTasks(prepared.works, prepared.n_workers, most_nbytes, n_asked)
     return None
 
 
