@@ -57,7 +57,7 @@ def test_a_write_of_nothing_walks_along_no_axis(nothing, monkeypatch):
     def refuse(*_):
         raise AssertionError("cells were made of an axis")
 
-    monkeypatch.setattr(crossing, "project", refuse)
+    monkeypatch.setattr(crossing, "_cuts", refuse)
     assert not [*Box((ALL, nothing)).cells((LONG, SHORT))]
 
 

@@ -14,8 +14,7 @@ from gpushard.layout import GridAxis
 from gpushard.selecting.projection import Projection, project
 from gpushard.selecting.selection import AxisSelection, IndexAxis, SliceAxis
 
-# Cells along an axis whose objects are held, of 300 bytes each; of a slice along a
-# longer axis, columns are made of so many cells at a time.
+# Cells along an axis whose objects are held, of 300 bytes each.
 _MOST_CELLS = 1 << 12
 
 Cut = tuple[int, AxisSelection]
@@ -46,10 +45,11 @@ def _crossed(columns: Sequence[Iterable[Cut]]) -> Iterator[tuple[Cut, ...]]:
 
 def _cuts(part: AxisSelection, axis: GridAxis) -> Iterable[Cut]:
     """The cuts along an axis: a list of them, unless they are many."""
-    if isinstance(part, IndexAxis) or _n_spanned(part, axis) <= _MOST_CELLS:
-        found = _Projected(project(part, axis))
+    if isinstance(part, IndexAxis):
+        found = _Listed(project(part, axis))
         return list(found) if found.columns.n_cells <= _MOST_CELLS else found
-    return _Sliced(part, axis)
+    cuts = _Sliced(part, axis)
+    return list(cuts) if _n_spanned(part, axis) <= _MOST_CELLS else cuts
 
 
 def _n_spanned(part: SliceAxis, axis: GridAxis) -> int:
@@ -60,49 +60,39 @@ def _n_spanned(part: SliceAxis, axis: GridAxis) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Projected:
-    """Cuts made of columns over all touched cells, as often as they are asked for."""
+class _Listed:
+    """Cuts of listed elements, made of columns, as often as they are asked for."""
 
     columns: Projection
 
     def __iter__(self) -> Iterator[Cut]:
-        found = self.columns
-        members = found.members
-        for i, cell in enumerate(found.cell.tolist()):
-            if members is not None:
-                some = slice(int(members.bounds[i]), int(members.bounds[i + 1]))
-                yield cell, IndexAxis(members.in_index[some], members.out_index[some])
-            elif found.length[i] > 0:
-                start, length = int(found.in_start[i]), int(found.length[i])
-                out_start = int(found.out_start[i])
-                yield (
-                    cell,
-                    SliceAxis(start, found.step, length, out_start, found.out_step),
-                )
+        members = self.columns.members
+        assert members is not None  # noqa: S101 - as of all listed elements
+        for i, cell in enumerate(self.columns.cell.tolist()):
+            some = slice(int(members.bounds[i]), int(members.bounds[i + 1]))
+            yield cell, IndexAxis(members.in_index[some], members.out_index[some])
 
 
 @dataclass(frozen=True, slots=True)
 class _Sliced:
-    """Cuts of a slice over very many cells, as often as they are asked for."""
+    """Cuts of a slice, as often as they are asked for.
+
+    They are few as a rule, for which columns would take longer than plain integers.
+    """
 
     part: SliceAxis
     axis: GridAxis
 
     def __iter__(self) -> Iterator[Cut]:
-        for run in self._runs():
-            yield from _Projected(project(run, self.axis))
-
-    def _runs(self) -> Iterator[SliceAxis]:
-        """Parts of the slice in so many cells each, one after the other."""
-        start, step, length, out_start, out_step, _ = self.part
+        part, axis = self.part, self.axis
+        start, step, length, out_start, out_step, _ = part
         first = 0
         while first < length:
             here = start + first * step
-            beyond = int(self.axis.cell_at(here)) + _MOST_CELLS
-            last = length
-            if beyond < self.axis.n_cells:
-                end = int(self.axis.start_of(beyond))
-                last = min(length, self.part.n_before(end))
+            cell = int(axis.cell_at(here))
+            begin = int(axis.start_of(cell))
+            end = begin + int(axis.length_of(cell))
+            last = min(length, part.n_before(end))
             out_first = out_start + first * out_step
-            yield SliceAxis(here, step, last - first, out_first, out_step)
+            yield cell, SliceAxis(here - begin, step, last - first, out_first, out_step)
             first = last
