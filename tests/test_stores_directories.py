@@ -124,7 +124,7 @@ def test_a_write_to_a_directory_that_is_gone_says_so(swap):
 
 def test_no_directory_takes_the_place_of_a_store_that_is_gone(tmp_path):
     with pytest.raises(FileNotFoundError):
-        make_directory(tmp_path / "a" / "c" / "0", tmp_path / "a", lambda _: None)
+        make_directory(f"{tmp_path}/a/c/0", f"{tmp_path}/a", lambda _: None)
     assert not (tmp_path / "a").exists()
 
 

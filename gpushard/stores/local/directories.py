@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Self
 
 from gpushard.stores.local.handles import HandleTable
@@ -76,7 +75,7 @@ class Directory:
     """
 
     fd: int
-    path: Path
+    path: str
     refuse_outside: PathCheck
 
     def __enter__(self) -> Self:
@@ -98,7 +97,7 @@ class Directory:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         fd = _open(name, flags, self.fd)
         try:
-            self.refuse_outside(path_of(fd, str(self.path / name)))
+            self.refuse_outside(path_of(fd, f"{self.path}/{name}"))
         except BaseException:
             os.close(fd)
             raise
@@ -146,7 +145,7 @@ class Directory:
             return False
 
 
-def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:
+def open_directory(path: str, refuse_outside: PathCheck) -> Directory:
     """Open the directory at `path`.
 
     Raises
@@ -158,7 +157,7 @@ def open_directory(path: Path, refuse_outside: PathCheck) -> Directory:
     """
     fd = _open(path, _DIRECTORY)
     try:
-        refuse_outside(path_of(fd, str(path)))
+        refuse_outside(path_of(fd, path))
     except BaseException:
         os.close(fd)
         raise
@@ -170,7 +169,7 @@ def duplicate(fd: int) -> int:
     return _with_room(partial(os.dup, fd))
 
 
-def _open(path: str | Path, flags: int, dir_fd: int | None = None) -> int:
+def _open(path: str, flags: int, dir_fd: int | None = None) -> int:
     return _with_room(partial(os.open, path, flags, 0o666, dir_fd=dir_fd))
 
 
@@ -187,7 +186,7 @@ def _with_room(opening: Callable[[], int]) -> int:
 
 def listed_names(path: str, refuse_outside: PathCheck) -> list[str]:
     """Names in a directory, in any order; raises like `open_directory`."""
-    with open_directory(Path(path), refuse_outside) as directory:
+    with open_directory(path, refuse_outside) as directory:
         return os.listdir(directory.fd)
 
 
@@ -199,7 +198,7 @@ def entries_in(
     That is None for a link that leads nowhere. Raises like `open_directory`.
     """
     with (
-        open_directory(Path(path), refuse_outside) as directory,
+        open_directory(path, refuse_outside) as directory,
         os.scandir(directory.fd) as entries,
     ):
         for entry in entries:
@@ -208,7 +207,7 @@ def entries_in(
 
 
 def make_directory(
-    path: Path, root: Path, refuse_outside: PathCheck, *, is_durable: bool = True
+    path: str, root: str, refuse_outside: PathCheck, *, is_durable: bool = True
 ) -> Directory:
     """Open the directory at `path`; create it and its parents below `root`, durably."""
     try:
@@ -216,11 +215,10 @@ def make_directory(
     except FileNotFoundError:
         if path == root:
             raise
-    with make_directory(
-        path.parent, root, refuse_outside, is_durable=is_durable
-    ) as above:
+    parent, name = os.path.split(path)
+    with make_directory(parent, root, refuse_outside, is_durable=is_durable) as above:
         with suppress(FileExistsError):
-            os.mkdir(path.name, dir_fd=above.fd)
+            os.mkdir(name, dir_fd=above.fd)
         if is_durable:
             above.sync()
         return open_directory(path, refuse_outside)

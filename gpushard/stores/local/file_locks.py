@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import Timer, get_ident
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,7 @@ class FileLocks:
         """Whether the file was opened by this process, and not by its parent."""
         return file in self._holder_by_file
 
-    def take(self, file: FileIO, place: Path) -> None:
+    def take(self, file: FileIO, place: str) -> None:
         """Lock an open file, as soon as no other thread or process has the lock.
 
         The wait has no end: a holder that is stopped may go on, and then wrote what it
@@ -94,7 +93,7 @@ class FileLocks:
 
 
 @contextmanager
-def _telling(place: Path) -> Generator[None]:
+def _telling(place: str) -> Generator[None]:
     """Log that the block waits for a lock, if it does for long."""
     text = "waiting since %g s for whoever holds the lock of %s"
     timer = Timer(LONG_WAIT_S, _log.warning, (text, LONG_WAIT_S, place))

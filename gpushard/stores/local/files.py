@@ -60,7 +60,7 @@ class FileWriter:
         with as_store_errors(self._store, prefix):
             try:
                 directory = open_directory(
-                    Path(self._store.root, prefix), PathRule(self._store, prefix)
+                    str(Path(self._store.root, prefix)), PathRule(self._store, prefix)
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -84,7 +84,7 @@ class FileWriter:
                     break
                 try:
                     check = PathRule(self._store)
-                    with open_directory(directory.parent, check) as above:
+                    with open_directory(str(directory.parent), check) as above:
                         os.rmdir(directory.name, dir_fd=above.fd)
                 except OSError:  # the directory is not empty, or it is gone
                     break

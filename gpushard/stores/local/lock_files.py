@@ -42,7 +42,7 @@ def lock_beside(directory: Directory, name: str, taken: list[FileIO]) -> bool:
         if file is None:
             return False
         try:
-            file_locks.take(file, directory.path / lock_name)
+            file_locks.take(file, f"{directory.path}/{lock_name}")
             named = directory.status(lock_name, follows=False)
             locked = os.fstat(file.fileno())
             is_named = named is not None and os.path.samestat(locked, named)
@@ -63,7 +63,7 @@ def lock_beside(directory: Directory, name: str, taken: list[FileIO]) -> bool:
             return False
     raise StoreError(
         "the file system numbers a file anew each time it is looked at",
-        got=str(directory.path / lock_name),
+        got=f"{directory.path}/{lock_name}",
         hint="write to a file system whose inodes keep their numbers",
     )
 
@@ -116,7 +116,7 @@ def _telling_owner(directory: Directory, lock_name: str) -> Iterator[None]:
         raise StoreError(
             "the lock file of another writer cannot be opened: it belongs to user"
             f" {status.st_uid} and has the mode {mode:04o}",
-            got=str(directory.path / lock_name),
+            got=f"{directory.path}/{lock_name}",
             hint=(
                 "wait for that writer or, if it was killed, have the file removed; who"
                 " writes to one store together needs a umask such as 002"

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from gpushard.errors import StoreError
@@ -82,6 +81,7 @@ class PathRule:
 
     def __init__(self, store: LocalStore, key: str = "") -> None:
         self._store = store
+        self._prefix = store.root.rstrip("/") + "/"
         self.key = key
 
     @cached_property
@@ -90,7 +90,8 @@ class PathRule:
 
     def __call__(self, real: str) -> None:
         """Raise `StoreError` unless the path is inside."""
-        if self._store.allow_symlinks_outside:
+        # If a path without links begins with the root's, no link is in that either.
+        if self._store.allow_symlinks_outside or real.startswith(self._prefix):
             return
         if not is_in_directory(real, self._real_root):
             raise StoreError(
@@ -202,11 +203,15 @@ class Visit:
         if above != self._above:
             self._sync_names()
             self._leave()
-            self._refuse_if_gone()
-            root = Path(self._store.root)
-            directory = make_directory(
-                root / above, root, self._rule, is_durable=self._is_durable
-            )
+            root = self._store.root
+            path = os.path.join(root, above) if above else root
+            try:
+                directory = make_directory(
+                    path, root, self._rule, is_durable=self._is_durable
+                )
+            except (FileNotFoundError, NotADirectoryError):
+                self._refuse_if_gone()
+                raise
             self._opened.append(directory)
             self._above = above
         return self._opened[0]
@@ -247,14 +252,14 @@ class Visit:
         for one in (name, name_beside(name, UNDO)):
             status = directory.status(one, follows=False)
             if status is not None and stat.S_ISLNK(status.st_mode):
-                directory.refuse_outside(os.path.realpath(directory.path / one))
+                directory.refuse_outside(os.path.realpath(f"{directory.path}/{one}"))
                 status = directory.status(one) or status
             if status is not None and not stat.S_ISREG(status.st_mode):
                 raise StoreError(
                     "what lies at the place of a shard is no regular file",
                     shard_key=self._rule.key,
                     store_url=self._store.url,
-                    got=str(directory.path / one),
+                    got=f"{directory.path}/{one}",
                     hint="move it away",
                 )
         return status is not None
@@ -266,8 +271,8 @@ class Visit:
                 "the directory of a shard was moved while it was written to",
                 shard_key=self._rule.key,
                 store_url=self._store.url,
-                got=str(directory.path),
+                got=directory.path,
                 hint="write again, and let nobody else change the store's directories",
             )
         # A link that was put in its place may lead out of the store, where it is now.
-        directory.refuse_outside(path_of(directory.fd, str(directory.path)))
+        directory.refuse_outside(path_of(directory.fd, directory.path))
