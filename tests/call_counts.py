@@ -1,21 +1,28 @@
-"""How many functions something calls, which is what it costs in Python."""
+"""Which functions something calls: how many is what it costs in Python."""
 
 from __future__ import annotations
 
 import sys
 
 
-def n_calls(action) -> int:
-    """Functions that `action` calls, Python's and built-in ones."""
+def calls_of(action) -> list[str]:
+    """Functions that `action` calls; of built-in ones with their module's name."""
     calls: list[str] = []
 
-    def noted(_frame, event, _what):
-        if event in ("call", "c_call"):
-            calls.append(event)
+    def noted(frame, event, what):
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+        elif event == "c_call":
+            calls.append(f"{what.__module__}.{what.__name__}")
 
     sys.setprofile(noted)
     try:
         action()
     finally:
         sys.setprofile(None)
-    return len(calls)
+    return calls
+
+
+def n_calls(action) -> int:
+    """Functions that `action` calls, Python's and built-in ones."""
+    return len(calls_of(action))

@@ -47,16 +47,21 @@ INDEXED = {"index_codecs": [LITTLE]}
 
 
 @pytest.mark.parametrize(
-    ("threads", "limit", "small", "most"),
-    [(2, MIB, 0, 8), (1, MIB, 0, 4), (2, 18 * KIB, MIB, 5), (1, MIB, 11 * KIB, 11)],
+    ("threads", "limit", "nbytes", "most"),
+    [
+        *((2, MIB, (0, 0), 8), (1, MIB, (0, 0), 4), (2, 18 * KIB, (MIB, MIB), 5)),
+        *((1, MIB, (11 * KIB, 0), 11), (1, MIB, (0, 7 * KIB), 7)),
+        (1, MIB // 2, (0, MIB), 8),
+    ],
 )
 def test_inner_chunks_are_encoded_together_as_far_as_threads_and_memory_go(
-    tmp_path, monkeypatch, threads, limit, small, most
+    tmp_path, monkeypatch, threads, limit, nbytes, most
 ):
     """Each of 1 KiB is held three times, beside an eighth of the limit for what is
-    encoded; a thread has four, or `small` bytes.
+    encoded; a thread has four, or `nbytes`, of which the second is in a 64th of it.
     """
-    monkeypatch.setattr(encode, "_BATCH_NBYTES", small)
+    monkeypatch.setattr(encode, "_BATCH_NBYTES", nbytes[0])
+    monkeypatch.setattr(encode, "_LARGE_BATCH_NBYTES", nbytes[1])
     meta = document((16 * KIB,), (16 * KIB,), sharding((KIB,), codecs=[LITTLE, ZSTD]))
     put(tmp_path, meta)
     batches: list[int] = []

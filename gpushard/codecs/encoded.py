@@ -45,9 +45,9 @@ class EncodedArrays(NamedTuple):
 
     @classmethod
     def of(cls, items: Sequence[Any]) -> EncodedArrays:
-        """Arrays of which each item has the bytes, or is them; copied if small."""
+        """Arrays of which each item has the bytes, or is them; many small copied."""
         nbytes = _lengths(items)
-        if int(nbytes.sum()) < LARGE_NBYTES * len(items):
+        if len(items) > 1 and int(nbytes.sum()) < LARGE_NBYTES * len(items):
             return cls.joined(items)
         buffers = [np.frombuffer(item, np.uint8) for item in items]
         numbers = np.arange(len(items), dtype=np.int64)

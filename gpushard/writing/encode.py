@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,19 @@ from gpushard.writing.on_device import DeviceValues
 from gpushard.writing.order import payload_order, payload_rank
 from gpushard.writing.payloads import Assembly, Payloads
 from gpushard.writing.regions import Box
-from gpushard.writing.shard import Region, StoredShard, are_fill, blank_entries
+from gpushard.writing.shard import (
+    Region,
+    StoredShard,
+    are_fill,
+    blank_entries,
+    is_own,
+)
 from gpushard.writing.whole_cells import WholeCells
 
-# Inner chunks encoded as one batch, for each thread, and bytes of small ones.
+# Inner chunks encoded as one batch, for each thread, and bytes of small ones: more if
+# they are a part of the memory limit. A batch takes Python a tenth of a millisecond.
 _BATCH_PER_THREAD = 4
-_BATCH_NBYTES = MIB
+_BATCH_NBYTES, _LARGE_BATCH_NBYTES, _BATCH_SHARE = MIB, 4 * MIB, 64
 
 # Nested shards that are sorted before they are written; others come in C order.
 _MOST_SORTED = 1 << 12
@@ -271,7 +278,9 @@ class Encoder:
         left = options.memory_limit - options.memory_limit // SPOOLED_SHARE
         n_copies = _COPIES_BY_ZARR if self._holds_shards else _COPIES
         n = left // (n_copies * nbytes)
-        usual = max(_BATCH_PER_THREAD * options.threads, _BATCH_NBYTES // nbytes)
+        most = min(_LARGE_BATCH_NBYTES, options.memory_limit // _BATCH_SHARE)
+        n_small = max(_BATCH_NBYTES, most) // nbytes
+        usual = max(_BATCH_PER_THREAD * options.threads, n_small)
         return max(1, min(usual, n))
 
     def _refuse_shards(self) -> None:
@@ -332,13 +341,13 @@ class Encoder:
         Empties the list, so that stored bytes are held only until they are decoded.
         """
         layout, n = self.source.layout, len(batch)
-        axes = np.argsort(layout.outer_order)
+        axes = sorted(range(layout.ndim), key=layout.outer_order.__getitem__)
         chunks = np.empty((n, *self._stored_shape(batch[0][0])), layout.dtype)
         batch.reverse()
         for i in range(n):
             region, stored, change = batch.pop()
             before = self._before(region, stored, change)
-            if n == 1 and stored is not None and _is_own(before, stored, chunks.dtype):
+            if n == 1 and stored is not None and is_own(before, stored, chunks.dtype):
                 chunks = before[np.newaxis]  # large ones come alone: not held twice
             elif before is not None:
                 chunks[i, ...] = before
@@ -369,27 +378,17 @@ class Encoder:
         kept = np.arange(len(chunks))
         if not self.options.write_empty_chunks:
             is_empty = are_fill(chunks, self.source.layout.fill_value)
-            kept = np.flatnonzero(~is_empty)
-            if not len(kept):
+            if is_empty.all():
                 return Payloads.of(dict.fromkeys(entries.tolist()))
-            # A view would keep the memory of those that are not stored.
-            chunks = chunks[kept] if len(kept) < len(chunks) else chunks
+            if is_empty.any():
+                kept = np.flatnonzero(~is_empty)
+                # A view would keep the memory of those that are not stored.
+                chunks = chunks[kept]
         self.source.room.note_taken(_COPIES * chunks.nbytes)
         given.append(chunks)
         del chunks
         stored, encoded = self._chunks.encode(given.pop(), self._crew.n_each)
+        if len(stored) == len(entries):
+            return Payloads(entries, encoded, entries[:0])
         stored = kept[stored]
         return Payloads(entries[stored], encoded, np.delete(entries, stored))
-
-
-def _is_own(
-    chunk: NDArray[Any] | None, stored: Bytes, dtype: np.dtype[Any]
-) -> TypeGuard[NDArray[Any]]:
-    """Whether a decoded inner chunk can be changed, and nobody else has its memory."""
-    return (
-        chunk is not None
-        and chunk.flags.writeable
-        and chunk.flags.c_contiguous
-        and chunk.dtype == dtype
-        and not np.may_share_memory(chunk, stored)
-    )

@@ -138,9 +138,11 @@ class Assembly:
         """Bytes of the inner chunks; what lies together already is one part."""
         source, start = self._source[order], self._offset[order]
         stop = start + self._nbytes[order]
-        breaks = (source[1:] != source[:-1]) | (start[1:] != stop[:-1])
-        firsts = np.flatnonzero(np.append(True, breaks))
-        lasts = np.append(firsts[1:] - 1, len(order) - 1)
+        is_last = np.ones(len(order), bool)
+        is_last[:-1] = (source[1:] != source[:-1]) | (start[1:] != stop[:-1])
+        (lasts,) = is_last.nonzero()
+        firsts = np.zeros_like(lasts)
+        firsts[1:] = lasts[:-1] + 1
         runs = (source[firsts], start[firsts], stop[lasts])
         for number, *span in zip(*(column.tolist() for column in runs), strict=True):
             data = self._sources[number]

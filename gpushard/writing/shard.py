@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from operator import mul
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,7 +207,7 @@ def are_fill(chunks: NDArray[Any], fill_value: NDArray[Any]) -> NDArray[np.bool_
     # As a rule the first element tells.
     firsts = np.ascontiguousarray(rows[:, 0]).view(word).reshape(len(rows), -1)
     may_be = (firsts == fill).all(axis=1)
-    for i in np.flatnonzero(may_be).tolist():
+    for i in may_be.nonzero()[0].tolist():
         may_be[i] = _is_filled(np.ascontiguousarray(rows[i]).view(word), fill)
     return may_be
 
@@ -222,3 +222,16 @@ def _is_filled(words: NDArray[Any], fill: NDArray[Any]) -> bool:
                 return False
         at, end = end, 8 * end
     return True
+
+
+def is_own(
+    chunk: NDArray[Any] | None, stored: Bytes, dtype: np.dtype[Any]
+) -> TypeGuard[NDArray[Any]]:
+    """Whether a decoded inner chunk can be changed, and nobody else has its memory."""
+    return (
+        chunk is not None
+        and chunk.flags.writeable
+        and chunk.flags.c_contiguous
+        and chunk.dtype == dtype
+        and not np.may_share_memory(chunk, stored)
+    )

@@ -70,6 +70,8 @@ def _without_repeats(array: NDArray[Any]) -> NDArray[Any]:
 
 def _broadcast(array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """View of `array` in `shape`, by the rules of NumPy's assignment."""
+    if array.shape == shape:
+        return array
     # Unlike `broadcast_to`, an assignment also drops leading axes of length 1.
     n_more = max(0, array.ndim - len(shape))
     is_longer_by_ones = array.shape[:n_more] == (1,) * n_more
