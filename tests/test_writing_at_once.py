@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +16,13 @@ from zarr.storage import MemoryStore
 import gpushard
 from gpushard.codecs import chain_encoder, compressing
 from gpushard.codecs.chain_encoder import ChainEncoder
+from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.writers import writer_of
 from gpushard.stores.zarr.store import ZarrStore
 from gpushard.workers import run_side_by_side
+from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import n_shards_at_once, n_waiting_at_once
-from v3_documents import document, rectilinear
+from v3_documents import ZSTD, document, grid, rectilinear, sharding
 
 pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr")
 
@@ -65,27 +66,57 @@ def test_one_object_of_a_zarr_store_is_written_by_one_thread_at_a_time():
 
 
 @pytest.mark.parametrize(
-    ("is_far", "side", "n"),
-    [
-        (True, 64, 10),
-        (True, 1024, 4),
-        (True, 2048, 2),
-        (False, 64, 10),
-        (False, 256, 4),
-        (False, 1024, 2),
-    ],
+    ("side", "limit", "n"),
+    [(64, 1 << 30, 10), (1024, 1 << 30, 4), (1024, 40 << 20, 3), (2048, 1 << 30, 2)],
 )
-def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(
-    is_far, side, n, monkeypatch
-):
-    options = gpushard.Options(threads=2, memory_limit=1 << 30)
+def test_large_shards_are_written_by_as_many_threads_as_are_asked_for(side, limit, n):
+    options = gpushard.Options(threads=2, memory_limit=limit)
     shape = (64 * side, side)
     a = gpushard.create_array(
         MemoryStore(), shape=shape, dtype="i4", chunks=(side, side), options=options
     )
-    costs = replace(a.source.store.costs, prefers_whole_objects=is_far)
-    monkeypatch.setattr(a.source.store, "costs", costs)
     assert n_waiting_at_once(a.source) == n
+
+
+def test_shards_with_codecs_around_them_are_written_as_far_as_their_copies_fit(
+    tmp_path,
+):
+    """Each takes six times its 4 MiB: two of them fit, as do four without codecs."""
+    shards = {"shape": [64, 1 << 20], "chunk_grid": grid(1, 1 << 20)}
+    codecs = [sharding([1, 1 << 18]), ZSTD]
+    options = gpushard.Options(threads=1, memory_limit=50 << 20)
+    for name, n in (("wrapped", 2), ("plain", 4)):
+        meta = document(**shards, codecs=codecs[: 2 if name == "wrapped" else 1])
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "zarr.json").write_text(json.dumps(meta))
+        a = gpushard.open_array(tmp_path / name, device="cpu", options=options)
+        assert n_waiting_at_once(a.source) == n
+
+
+@pytest.mark.parametrize(("is_durable", "n"), [(True, 4), (False, 2)])
+def test_more_shards_than_threads_are_written_if_the_disk_is_waited_for(
+    tmp_path, is_durable, n, monkeypatch
+):
+    """Each wait for a disk ends when all shards wait, or others are waited for."""
+    write = WriteOptions(durable=is_durable)
+    a = gpushard.create_array(
+        tmp_path,
+        shape=(4, 1 << 20),
+        dtype="i4",
+        chunks=(1, 1 << 20),
+        options=gpushard.Options(threads=2, write=write),
+    )
+    threads, all_are_here = set[int](), threading.Barrier(n)
+    replace_file = LockedFile.replace
+
+    def replaced(file, *args):
+        threads.add(threading.get_ident())
+        all_are_here.wait(30)
+        replace_file(file, *args)
+
+    monkeypatch.setattr(LockedFile, "replace", replaced)
+    a[...] = 1
+    assert len(threads) == n
 
 
 def test_the_largest_shard_says_how_many_are_written_at_once(tmp_path):

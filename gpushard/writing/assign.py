@@ -51,9 +51,10 @@ from gpushard.writing.whole_cells import WholeCells
 _COPIES = 3
 # With codecs around it, it is joined and encoded once more, and zarr copies the result.
 _WRAPPED_COPIES = 6
-# Decoded bytes of shards that more threads than there are CPUs write at once: over a
-# network, and to files. To encode those of a file takes longer than to wait for it.
-_WAITING_NBYTES, _WAITING_FILES_NBYTES = 16 * MIB, MIB
+# Decoded bytes of shards that more threads than there are CPUs write at once, where a
+# write waits: for a server, or for a disk, which makes several durable in the time of
+# one.
+_WAITING_NBYTES = 16 * MIB
 
 
 def assign(
@@ -107,9 +108,7 @@ def assign(
 
 def n_shards_at_once(source: Source) -> int:
     """Shards that threads and the memory limit allow to be written at the same time."""
-    shard_nbytes = max(1, source.largest_shard_nbytes)
-    n_copies = _WRAPPED_COPIES if source.layout.object_codecs else _COPIES
-    n = source.options.memory_limit // (n_copies * shard_nbytes)
+    n = _held_nbytes(source) // max(1, source.largest_shard_nbytes)
     return max(1, min(source.options.threads, n))
 
 
@@ -118,12 +117,15 @@ def n_waiting_at_once(source: Source) -> int:
 
     It then waits for the disk or a server, and hardly for a CPU.
     """
-    costs = source.store.costs
-    waits_long = costs.prefers_whole_objects
-    most = _WAITING_NBYTES if waits_long else _WAITING_FILES_NBYTES
-    most = min(most, source.options.memory_limit // _COPIES)
+    most = min(_WAITING_NBYTES, _held_nbytes(source))
     n = most // max(1, source.largest_shard_nbytes)
-    return max(n_shards_at_once(source), min(n, costs.concurrency))
+    return max(n_shards_at_once(source), min(n, source.store.costs.concurrency))
+
+
+def _held_nbytes(source: Source) -> int:
+    """Decoded bytes of the shards that fit the memory limit, with their copies."""
+    n_copies = _WRAPPED_COPIES if source.layout.object_codecs else _COPIES
+    return source.options.memory_limit // n_copies
 
 
 def change_of(
