@@ -26,6 +26,7 @@ from gpushard.layout import MAX_LENGTH
 from gpushard.numpy_like import Manner, NumpyLike
 from gpushard.placing.outputs import parsed_dtype, usable_output
 from gpushard.placing.scatter import check_cast
+from gpushard.reading.converted import read_converted
 from gpushard.reading.joined import ArrayRead, read_joined
 from gpushard.reading.results import host_job, stream_refused
 from gpushard.report import ReadReport, Tally
@@ -34,6 +35,7 @@ from gpushard.selecting.clipping import shares_of
 from gpushard.selecting.indexer import Parse, as_numpy_would
 from gpushard.selecting.patches import PlannableSelection, parts_of
 from gpushard.selecting.selection import Ints, ParsedSelection
+from gpushard.source import Source
 
 _Chosen = TypeVar("_Chosen")
 
@@ -214,11 +216,17 @@ class ConcatArray(NumpyLike):
             ]
             for array in arrays:
                 check_cast(self.dtype, array.dtype)
+            first = self.arrays[0].source.limited(manner.memory_limit)
 
         def read(damage: Damage) -> None:
-            with self._named():
-                shares = self._into(chosen, arrays, manner.memory_limit)
+            def read_into(source: Source, into: Sequence[NDArray[Any]]) -> None:
+                taken = 0 if source is first else sum(out.nbytes for out in into)
+                shares = self._into(chosen, into, manner.memory_limit, taken)
                 read_joined(shares, Tally(is_wanted=False), damage)
+
+            with self._named():
+                if not read_converted(first, arrays, read_into):
+                    read_into(first, arrays)
 
         policy.over(read)
         return [a if o is None else o for a, o in zip(arrays, outs, strict=True)]
@@ -248,10 +256,15 @@ class ConcatArray(NumpyLike):
         chosen: Sequence[ParsedSelection],
         outs: Sequence[NDArray[Any]],
         memory_limit: int | None,
+        taken_nbytes: int = 0,
     ) -> Iterator[ArrayRead]:
-        """What a read of `chosen` into `outs` takes of each array."""
+        """What a read of `chosen` into `outs` takes of each array.
+
+        `taken_nbytes` is memory that is in use beside the read.
+        """
         for array, mine, which in self._divided(chosen, shares_of):
             source = array.source.limited(memory_limit)
+            source = source.beside(taken_nbytes) if taken_nbytes else source
             yield ArrayRead(source, mine, [outs[i] for i in which])
 
     @property
