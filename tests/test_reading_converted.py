@@ -87,14 +87,14 @@ def test_joined_arrays_are_cast_after_a_read_in_the_loops(seen):
         assert_cast(both.read(dtype="c8", memory_limit=limit), want, "c8")
         assert kind_of_sink(seen) is FusedSink
         assert kind_of_sink(seen) is FusedSink
-    limit = 8 * want.nbytes - 1  # no room for the elements
+    limit = 2 * want.nbytes - 1  # no room for the elements
     assert_cast(both.read(dtype="c8", memory_limit=limit), want, "c8")
     assert kind_of_sink(seen) is HostSink
 
 
 def test_casts_that_the_loops_lack_take_no_memory_beyond_the_limit(seen):
     array = stored([ZSTD], "float64")
-    options = FUSED.but(memory_limit=8 * array.full.nbytes - 1)
+    options = FUSED.but(memory_limit=2 * array.full.nbytes - 1)
     a = gpushard.open_array(held(array.objects), options=options)
     assert_cast(a.read(dtype="c8"), array.full, "c8")
     assert kind_of_sink(seen) is HostSink

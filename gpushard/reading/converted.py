@@ -19,8 +19,6 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import new_output
 from gpushard.source import Source
 
-# The elements of the array's own data type may take one in so many bytes of the limit.
-_SHARE = 8
 # Fewer bytes are little. They need no room, and take less time than to look for a way.
 _LITTLE_NBYTES = 64 * KIB
 
@@ -47,7 +45,7 @@ def read_converted(
         return False
     nbytes = n_cast * dtype.itemsize
     if nbytes >= _LITTLE_NBYTES:
-        is_much = nbytes > source.options.memory_limit // _SHARE
+        is_much = nbytes > source.options.memory_limit // 2  # the rest is for the read
         if is_much or not are_casts_lacking(source, outs):
             return False
         source = source.beside(nbytes)
