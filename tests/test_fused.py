@@ -11,7 +11,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from numcodecs import Blosc
+from numcodecs import BitRound, Blosc
 
 import gpushard
 from array_strategies import codec, stored_arrays
@@ -321,6 +321,18 @@ def test_what_the_loops_cannot_do_goes_the_plain_way(seen, monkeypatch):
     monkeypatch.setattr(choice, "find_library", lambda _, **__: None)
     a[...]
     assert kind_of_sink(seen) is HostSink
+
+
+@pytest.mark.parametrize("chain", [[ZSTD], []])
+def test_rounded_floats_are_read_as_floats_are(chain, seen):
+    rounded = [codec("numcodecs.bitround", keepbits=3), LITTLE]
+    array = stored(chain, "float32", rounded)
+    a = gpushard.open_array(held(array.objects), options=FUSED)
+    want = BitRound(3).encode(VALUES.astype("f4")).view("f4")
+    assert (want != VALUES).any()
+    for key in (np.s_[...], np.s_[7:50, 3], np.s_[::-2, 80:3:-7]):
+        assert_same_bits(a[key], want[key])
+        assert kind_of_sink(seen) is FusedSink
 
 
 @pytest.mark.parametrize(

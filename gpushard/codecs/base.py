@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,10 +192,13 @@ class ArrayCodec(ABC):
         Name of the codec in the metadata.
     library
         Library that decodes, for reports: "numcodecs 0.17.1".
+    keeps_elements
+        Whether the elements that it encodes to are those to decode, in some order.
     """
 
     name: str
     library: str
+    keeps_elements: ClassVar[bool] = False
 
     def encoded_spec(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]

@@ -40,8 +40,8 @@ class ElementsPart:
 
     @property
     def has_filters(self) -> bool:
-        """Whether elements change, not only their order."""
-        return len(self._transposes) != len(self.codecs)
+        """Whether decoding changes elements, not only their order."""
+        return not all(codec.keeps_elements for codec in self.codecs)
 
     @property
     def axis_order(self) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ numcodecs does the arithmetic; this module knows data types and shapes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numcodecs
 import numpy as np
@@ -58,6 +58,8 @@ class ElementFilter(ElementCodec):
 @dataclass(frozen=True, slots=True)
 class BitRoundFilter(ArrayCodec):
     """`numcodecs.bitround`: rounded floats need no decoding."""
+
+    keeps_elements: ClassVar[bool] = True
 
     def decode(
         self,

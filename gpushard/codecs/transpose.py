@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from gpushard.layout import CodecSpec
 class TransposeCodec(ArrayCodec):
     """Encoded axis k is decoded axis ``order[k]``."""
 
+    keeps_elements: ClassVar[bool] = True
     order: tuple[int, ...]
     inverse: tuple[int, ...]
 
