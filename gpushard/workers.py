@@ -20,6 +20,10 @@ from gpushard.pools import (
 )
 from gpushard.work_queue import Spawner, Work, WorkQueue
 
+# Most threads for reads that stores over a network are asked for ahead. No more would
+# find a connection.
+_MOST_WAITING = 128
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -92,8 +96,11 @@ class StartedTasks:
 def _helpers(queue: WorkQueue, n_workers: int, n_beside: int = 0) -> list[Future[None]]:
     """All workers at a queue except the calling thread."""
     tasks = [queue.work_off] * (n_workers - 1)
-    # Those of the reads before wait for their answers, in the same pool.
-    pool = pool_of("ahead" if n_beside else "read", (1 + n_beside) * len(tasks))
+    if not n_beside:
+        return submit_all(pool_of("read", len(tasks)), tasks, queue.close)
+    # Those of the reads before wait for their answers, in the same pool. It is one for
+    # any number of reads, because pools keep the threads that they have started.
+    pool = pool_of("ahead", max(2 * len(tasks), _MOST_WAITING))
     return submit_all(pool, tasks, queue.close)
 
 

@@ -100,17 +100,29 @@ def test_casts_that_the_loops_lack_take_no_memory_beyond_the_limit(seen):
     assert kind_of_sink(seen) is HostSink
 
 
-def test_rounds_of_a_long_list_keep_what_other_rounds_have_cast(tmp_path):
-    values = np.arange(1 << 18, dtype="u1")
-    gpushard.create_array(
-        tmp_path, shape=values.shape, dtype="u1", chunks=(512,), compressors=None
-    )[...] = values
-    options = FUSED.but(memory_limit=1 << 22)
-    a = gpushard.open_array(tmp_path, options=options)
-    points = np.random.default_rng(0).integers(0, len(values), 200_000)
-    out = np.empty(len(points), "c8")
-    a.read(expressions.points((points,), a.shape), out=out)
-    assert_cast(out, values[points], "c8")
+def test_the_read_has_what_is_left_of_the_limit_beside_its_own_array(monkeypatch):
+    source = gpushard.open_array(held(stored([ZSTD], "float64").objects)).source
+    out = np.zeros((1 << 10, 1 << 12), "c8")
+    limits = []
+
+    def read(beside, own):
+        limits.append(beside.options.memory_limit)
+        own[0][...] = 3
+
+    assert converted.read_converted(source, [out], read)
+    assert limits == [source.options.memory_limit - 8 * out.size]
+    assert (out == 3).all()
+
+
+def test_a_read_that_finds_no_room_beside_its_own_array_is_not_done():
+    source = gpushard.open_array(held(stored([ZSTD], "float64").objects)).source
+    out = np.zeros(SHAPE, "c8")
+
+    def read(_source, _own):
+        raise gpushard.LimitError("no room")
+
+    assert not converted.read_converted(source, [out], read)
+    assert (out == 0).all()
 
 
 def test_a_cast_of_a_read_that_fails_raises_as_without_a_cast(seen):

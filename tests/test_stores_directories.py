@@ -223,3 +223,24 @@ def test_an_array_whose_directory_is_moved_in_mid_write_says_so(tmp_path, monkey
     with pytest.raises(StoreError, match="moved while it was written"):
         a[:] = 2
     assert not list((tmp_path / "a" / "c").iterdir())
+
+
+@pytest.mark.parametrize("name", ["ax", "a-", "b"])
+def test_a_link_to_a_directory_beside_the_store_is_not_written_through(name, tmp_path):
+    """Also to one whose name begins with that of the store's directory."""
+    root, beside = tmp_path / "a", tmp_path / name
+    beside.mkdir()
+    a = gpushard.create_array(root, shape=(8,), dtype="i4", chunks=(4,), device="cpu")
+    (root / "c").symlink_to(beside)
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        a[...] = 1
+    assert list(beside.iterdir()) == []
+
+
+def test_a_root_that_became_a_link_to_itself_is_gone(tmp_path):
+    root = tmp_path / "a"
+    a = gpushard.create_array(root, shape=(8,), dtype="i4", chunks=(4,), device="cpu")
+    root.rename(tmp_path / "moved")
+    root.symlink_to(root)
+    with pytest.raises(gpushard.StoreError, match="directory is gone"):
+        a[...] = 1

@@ -47,6 +47,8 @@ _HINTS = {
 
 # Errors where a link or a directory has the name of a file that a writer makes.
 _IN_THE_WAY = (errno.ELOOP, errno.EISDIR)
+# Errors that may come of the root: it was moved, or it is a link to itself by now.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 @contextmanager
@@ -209,8 +211,9 @@ class Visit:
                 directory = make_directory(
                     path, root, self._rule, is_durable=self._is_durable
                 )
-            except (FileNotFoundError, NotADirectoryError):
-                self._refuse_if_gone()
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._refuse_if_gone()
                 raise
             self._opened.append(directory)
             self._above = above
