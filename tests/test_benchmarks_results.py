@@ -46,7 +46,7 @@ def test_a_file_that_is_no_result_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "name", ["2026-11-29-writing-epyc", "2026-11-28-h100", "2026-11-23-scaling"]
+    "name", ["2026-11-30-writing-xeon", "2026-11-28-h100", "2026-11-23-scaling"]
 )
 def test_results_of_other_suites_are_no_table(name, capsys):
     told = refusal(capsys, "table", RESULTS / f"{name}.json")
