@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -264,9 +265,20 @@ class ArrayPart(Protocol):
 
 def library_label(package: str) -> str:
     """Name and version of an imported package, for reports."""
-    # `importlib.metadata` takes longer to import than most codecs.
     version = getattr(sys.modules.get(package), "__version__", None)
-    return f"{package} {version}" if version else package
+    return f"{package} {version or _installed_version(package)}".rstrip()
+
+
+@cache
+def _installed_version(distribution: str) -> str:
+    """Version of a package that does not tell its own; "" if nothing else does."""
+    # It takes longer to import than most codecs.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:  # vendored or frozen installations carry no metadata
+        return ""
 
 
 def size_error(
