@@ -83,7 +83,7 @@ class Encoder:
         if pieces is None or not around:
             return pieces
         joined = join_pieces(pieces)
-        del pieces
+        del pieces, stored
         return [encode_bytes(around, joined)]
 
     def whole_objects(
