@@ -83,7 +83,7 @@ class Encoder:
         if pieces is None or not around:
             return pieces
         joined = join_pieces(pieces)
-        del pieces, stored
+        del pieces, stored  # zarr copies what the codecs around it encode
         return [encode_bytes(around, joined)]
 
     def whole_objects(
