@@ -32,9 +32,9 @@ settings.register_profile(
 # The lanes draw what they drew before: their verdict is about the commit, not about
 # luck. New examples are drawn by `./dev explore`.
 settings.register_profile(
-    "ci", parent=settings.get_profile("explore"), max_examples=30, derandomize=True
+    "ci", parent=settings.get_profile("explore"), max_examples=20, derandomize=True
 )
-settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=15)
+settings.register_profile("quick", parent=settings.get_profile("ci"), max_examples=10)
 settings.load_profile("quick")
 
 

@@ -143,7 +143,8 @@ def test_an_inner_chunk_that_does_not_fit_is_refused_and_not_held(large, way):
 
 
 @pytest.mark.parametrize(
-    ("way", "keys"), [("plain", KEYS), ("small", ["all", "few"]), ("compiled", ["all"])]
+    ("way", "keys"),
+    [("plain", ["all", "few"]), ("small", ["all", "few"]), ("compiled", ["all"])],
 )
 def test_an_inner_chunk_that_fits_is_read_within_the_limit(fitting, way, keys):
     rows = grown(fitting, way, LEAST_MEMORY_NBYTES, keys)
