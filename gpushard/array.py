@@ -199,7 +199,7 @@ class Array(DescribedArray):
         with self._naming:
             single = read_single(source, key) if self._device is None else None
             if single is not None:
-                return single
+                return single if single.ndim else single[()]
             is_parsed = isinstance(key, ParsedSelection)
             chosen = key if is_parsed else expressions.basic(key, source.layout.shape)
             result = self._new(chosen)
@@ -278,6 +278,12 @@ class Array(DescribedArray):
     def _read_over(
         self, keys: Sequence[Any], outs: Sequence[Any], manner: Manner
     ) -> list[Any]:
+        if self._device is None and len(keys) == 1 and manner.is_plain:
+            # A short read would notice the time that all of the rest takes.
+            with self._naming:
+                single = read_single(self.source, keys[0], outs[0])
+            if single is not None:
+                return [single]
         chosen = [self._selection(key) for key in keys]
         request = ReadRequest(chosen, outs, self._dtype(manner.dtype), manner.stream)
 

@@ -36,6 +36,13 @@ class Manner(NamedTuple):
     errors: OnDamage
     memory_limit: int | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the caller asks for nothing of all this."""
+        dtype, stream, errors, limit = self
+        is_usual = isinstance(errors, str) and errors == "raise"
+        return is_usual and dtype is None and stream is None and limit is None
+
 
 class NumpyLike(ABC):
     """Base of arrays that are read by `read` and `read_many`."""

@@ -51,7 +51,7 @@ def loaded():
 def opened(place: Any, options: Any = SINGLE) -> gpushard.Array:
     """Array whose indexes are all known."""
     a = gpushard.open_array(place, options=options, device="cpu")
-    a.read(...)
+    a.oindex[...]  # `taken` counts only reads that begin with a plain key
     return a
 
 

@@ -48,7 +48,7 @@ def opened(root: Path, array: Any, options: Any = CACHED) -> gpushard.Array:
     place = array.placed("local", root)
     a = gpushard.open_array(place, options=options, device="cpu")
     corners: Any = np.s_[::64, ::64]
-    a.read(corners)
+    a.oindex[corners]  # `taken` counts only reads that begin with a plain key
     a.source.chunks.clear()
     return a
 

@@ -42,8 +42,15 @@ def array(tmp_path):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether each selection was taken by the shortest way."""
-    found, plain = [], SingleReader.read_into
+    """Whether each selection, parsed or not, was taken by the shortest way."""
+    found, plain, of_key = [], SingleReader.read_into, SingleReader.read
+
+    def read(*given):
+        result = of_key(*given)
+        found.extend([True] if result is not None else [])
+        return result
+
+    monkeypatch.setattr(SingleReader, "read", read)
     monkeypatch.setattr(
         SingleReader,
         "read_into",
@@ -73,6 +80,50 @@ def test_other_outputs_and_selections_than_it_can_write_are_left_to_others(
     expected = np.concatenate([VALUES, VALUES], axis=1)
     assert_same_bits(both[3:6, 86:94], expected[3:6, 86:94])
     assert taken == [False] * 5
+
+
+def test_a_read_that_asks_for_nothing_else_is_not_parsed_before_it_is_short(
+    array, monkeypatch
+):
+    monkeypatch.setattr(SingleReader, "read_into", None)
+    out = np.zeros((25, 11), "i4")
+    assert array.read(INSIDE, out=out) is out
+    assert_same_bits(out, VALUES[INSIDE])
+    element = array.read((40, 17))
+    assert isinstance(element, np.ndarray)
+    assert_same_bits(element, np.asarray(VALUES[40, 17]))
+
+
+class _Odd(np.ndarray):
+    """An array that might write in a way of its own."""
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((25, 11), "i8"),
+        np.zeros((25, 11), ">i4"),
+        np.zeros((25, 11), "i4", order="F"),
+        np.zeros(25 * 11 * 4 + 1, "u1")[1:].view("i4").reshape(25, 11),
+        np.zeros((25, 11), "i4").view(_Odd),
+    ],
+    ids=["wider", "swapped", "columns", "unaligned", "subclass"],
+)
+def test_outputs_of_other_kinds_get_the_same_elements(out, array):
+    assert array.read(INSIDE, out=out) is out
+    assert np.array_equal(out, VALUES[INSIDE])
+
+
+def test_outputs_that_do_not_fit_are_refused_by_what_is_wrong_with_them(array):
+    fixed = np.zeros((25, 11), "i4")
+    fixed.flags.writeable = False
+    with pytest.raises(gpushard.SelectionError, match="read-only"):
+        array.read(INSIDE, out=fixed)
+    with pytest.raises(gpushard.SelectionError, match="another shape"):
+        array.read(INSIDE, out=np.zeros((11, 25), "i4"))
+    with pytest.raises(gpushard.OptionError, match="errors="):
+        array.read(INSIDE, errors="ignore")
+    assert not fixed.any()
 
 
 @st.composite

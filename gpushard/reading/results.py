@@ -170,11 +170,12 @@ def stream_refused() -> SelectionError:
     )
 
 
-def read_single(source: Source, key: Any) -> Any:
-    """What ``a[key]`` returns on the host, if that is part of one inner chunk.
+def read_single(source: Source, key: Any, out: Any = None) -> NDArray[Any] | None:
+    """Host array with what `key` selects, if that is part of one inner chunk.
 
-    None for all other keys, for keys that do not fit the array, and for arrays that do
-    not lie in local files: `read_on_host` then reads them or says what is wrong.
+    It is `out` if that was given. None for all other keys and outputs, also for those
+    that do not fit the array, and for arrays that do not lie in local files:
+    `read_on_host` then reads them or says what is wrong.
 
     Raises
     ------
@@ -182,7 +183,7 @@ def read_single(source: Source, key: Any) -> Any:
         The store failed.
     """
     reader = short_ways(source).single
-    return None if reader is None else reader.read(source, key)
+    return None if reader is None else reader.read(source, key, out)
 
 
 def read_little(

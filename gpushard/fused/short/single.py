@@ -133,8 +133,10 @@ class SingleReader:
             )
         ]
 
-    def read(self, source: Source, key: Any) -> Any:
-        """Elements that `key` selects, as ``a[key]`` returns them; None if declined.
+    def read(
+        self, source: Source, key: Any, out: NDArray[Any] | None = None
+    ) -> NDArray[Any] | None:
+        """Array of the elements that `key` selects; None if declined.
 
         Parameters
         ----------
@@ -142,6 +144,8 @@ class SingleReader:
             The array, with the options of this read.
         key
             An index expression, not checked yet.
+        out
+            Array to write into, not checked yet; None makes one.
 
         Raises
         ------
@@ -151,10 +155,17 @@ class SingleReader:
         part = self._part_of(key if type(key) is tuple else (key,))
         if part is None:
             return None
-        out = np.empty(part.shape, self._dtype)
-        if not self._read_part(source, part, out):
+        if out is None:
+            out = np.empty(part.shape, self._dtype)
+        elif not self._fits(out, part.shape):
             return None
-        return out if part.shape else out[()]
+        return out if self._read_part(source, part, out) else None
+
+    def _fits(self, out: Any, shape: tuple[int, ...]) -> bool:
+        """Whether an array that nobody has looked at can be written as it lies."""
+        # A subclass may write in a way of its own.
+        is_plain = type(out) is np.ndarray and out.flags.carray
+        return is_plain and out.shape == shape and out.dtype == self._dtype
 
     def read_into(
         self, source: Source, selection: Selection, out: NDArray[Any]
