@@ -1,4 +1,4 @@
-"""Converts arrays one after the other, each from where an interruption left it.
+"""Converts arrays, each from where an interruption left it.
 
 Until a conversion is complete, a mark beside the destination's documents identifies it
 and says which parts are done.
@@ -6,9 +6,11 @@ and says which parts are done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
+from itertools import groupby, islice
 from time import perf_counter
 from typing import Any
 
@@ -33,12 +35,13 @@ from gpushard.fetching.pieces import least_beside_columns
 from gpushard.hierarchies.documents import join
 from gpushard.layout import ArrayLayout
 from gpushard.moving.watch import watched_source
-from gpushard.options import Options
+from gpushard.options import MIB, Options, ReadOptions
 from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.writers import writer_of
+from gpushard.workers import run_tasks
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import (
     Blueprint,
@@ -48,6 +51,11 @@ from gpushard.writing.blueprint import (
     refuse_occupied,
     refuse_unfit_place,
 )
+
+# An array of one shard that needs no more memory than this waits for the disk or a
+# server more than it computes. So many of these make a round: they are converted side
+# by side, as far as each has that memory, and noted together.
+_LITTLE_NBYTES, _MOST_IN_ROUND = 8 * MIB, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,21 @@ class ConversionReport:
 
 @dataclass
 class _Job:
-    """One array of a conversion: its source, the array to make, and the progress."""
+    """One array of a conversion: its source, the array to make, and the progress.
+
+    `enough_nbytes` is a memory limit with which no shard is divided; 0 as long as that
+    is not known.
+    """
 
     source: Source
     blueprint: Blueprint
     mark: ConversionMark
+    enough_nbytes: int = 0
+
+    @property
+    def is_little(self) -> bool:
+        n_shards = self.blueprint.layout.n_objects
+        return n_shards <= 1 and self.enough_nbytes <= _LITTLE_NBYTES
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +158,7 @@ class Conversion:
     store: Store
     to: Store
     place: str
-    options: Options
+    options: ReadOptions
     resume: bool
     overwrite: bool
 
@@ -169,7 +187,8 @@ class Conversion:
         for path, layout in self.nodes.arrays.items():
             with naming(self.store, layout.path):
                 jobs[path] = self._job(path, layout, target)
-                jobs[path].copy(self.to, self.options)
+                copy = jobs[path].copy(self.to, self.options)
+                jobs[path].enough_nbytes = copy.budget.enough_nbytes
                 WriteSession(
                     Source.prepare(jobs[path].blueprint.layout, self.to, self.options)
                 )
@@ -210,7 +229,7 @@ class Conversion:
     def _convert_all(
         self, jobs: dict[str, _Job], mark: ConversionMark, advance: Advance
     ) -> dict[str, ConvertedArray]:
-        """Convert the arrays that are not finished, one after the other."""
+        """Convert the arrays that are not finished, round by round."""
         if not self.nodes.groups:
             self._start(jobs[""].blueprint, mark)
             return {"": self._convert(jobs[""], advance)}
@@ -218,19 +237,40 @@ class Conversion:
         for path, attributes in self.nodes.groups.items():
             put_group(self.to, join(self.place, path), attributes)
         converted: dict[str, ConvertedArray] = {}
-        for number, (path, job) in enumerate(jobs.items()):
-            with naming(self.store, job.source.layout.path):
-                if mark.done[number]:
-                    job.mark.done[:] = True
-                else:
-                    self._start(job.blueprint, job.mark)
-                converted[path] = self._convert(job, advance)
-            if not mark.done[number]:
-                mark.done[number] = True
+        for some in _rounds(jobs):
+            first = len(converted)
+            done = mark.done[first : first + len(some)]
+            convert = partial(self._convert_in_group, converted, advance)
+            each = zip(some, done.tolist(), strict=True)
+            n_at_once = self._n_at_once(len(some))
+            run_tasks((partial(convert, *one, noted) for one, noted in each), n_at_once)
+            if not done.all():
+                done[:] = True
                 mark.write()
-            # If an interruption came just here, the mark of this array is still there.
-            job.mark.remove()
-        return converted
+            # If an interruption came just here, the marks of these are still there.
+            run_tasks((job.mark.remove for _, job in some), n_at_once)
+        return {path: converted[path] for path in jobs}
+
+    def _n_at_once(self, n_jobs: int) -> int:
+        """How many of the jobs of a round to do side by side."""
+        n = min(self.options.memory_limit // _LITTLE_NBYTES, self.to.costs.concurrency)
+        return max(1, min(n, n_jobs))
+
+    def _convert_in_group(
+        self,
+        converted: dict[str, ConvertedArray],
+        advance: Advance,
+        path: str,
+        job: _Job,
+        is_done: bool,
+    ) -> None:
+        """Convert an array, unless the group's mark says that it is done."""
+        with naming(self.store, job.source.layout.path):
+            if is_done:
+                job.mark.done[:] = True
+            else:
+                self._start(job.blueprint, job.mark)
+            converted[path] = self._convert(job, advance)
 
     def _convert(self, job: _Job, advance: Advance) -> ConvertedArray:
         copy = job.copy(self.to, self.options)
@@ -304,6 +344,13 @@ class Conversion:
         if isinstance(writer, FileWriter):
             for name, _ in blueprint.documents:
                 writer.drop_stale_lock(name)
+
+
+def _rounds(jobs: Mapping[str, _Job]) -> Iterator[list[tuple[str, _Job]]]:
+    """The arrays in order: several little ones at a time, or one other."""
+    for is_little, alike in groupby(jobs.items(), lambda one: one[1].is_little):
+        while some := list(islice(alike, _MOST_IN_ROUND if is_little else 1)):
+            yield some
 
 
 def _least_read_nbytes(source: Source, shard: tuple[int, ...]) -> int:

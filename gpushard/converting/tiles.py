@@ -49,6 +49,8 @@ class TileBudget:
         Number of threads that encode the inner chunks of a tile.
     read_nbytes
         Memory limit of each read of the source.
+    enough_nbytes
+        Memory limit that has room for a shard as a whole.
     """
 
     counts: Cell
@@ -56,6 +58,7 @@ class TileBudget:
     n_tiles: int
     encoder_threads: int
     read_nbytes: int
+    enough_nbytes: int
 
 
 def budget_for(
@@ -108,6 +111,7 @@ def budget_for(
         n_tiles=n_tiles,
         encoder_threads=max(1, min(options.threads // n_tiles, 1 + spare)),
         read_nbytes=max(1, read_nbytes // n_tiles),
+        enough_nbytes=_enough(held_nbytes + values_nbytes, least_read_nbytes),
     )
 
 
