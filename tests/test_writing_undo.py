@@ -7,7 +7,6 @@ import os
 import stat
 import struct
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,10 +281,13 @@ def test_a_directory_that_may_not_be_searched_is_an_error_of_the_store(
     maintain, tmp_path, monkeypatch
 ):
     a, _ = made(tmp_path)
+    plain = os.stat
 
-    def refused(path):
-        raise PermissionError(errno.EACCES, "Permission denied")
+    def refused(path, *args, **named):
+        if str(path).startswith(f"{tmp_path}/c/"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return plain(path, *args, **named)
 
-    monkeypatch.setattr(Path, "exists", refused)
+    monkeypatch.setattr(os, "stat", refused)
     with pytest.raises(gpushard.StoreError, match="'c/0': Permission denied"):
         maintain(a)

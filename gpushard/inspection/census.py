@@ -46,6 +46,6 @@ def census(source: Source) -> Census:
             if contents.chunks is None:
                 n_unreadable += contents.exists
                 continue
-            n_stored += len(contents.chunks.stored)
+            n_stored += contents.chunks.n_stored
             n_empty += contents.chunks.n_missing(layout)
     return Census(n_stored, n_empty, n_unreadable)

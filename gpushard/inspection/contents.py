@@ -297,8 +297,9 @@ class _Walk:
         offset = _column([index.offset for index in indexes], np.int64)
         nbytes = _column([index.nbytes for index in indexes], np.int64)
         state = _column([index.state for index in indexes], np.uint8)
-        rows = np.flatnonzero(state == CORRUPT)
-        self._tell_corrupt(level, indexes, coordinate, rows)
+        rows = (state == CORRUPT).nonzero()[0]
+        if len(rows):
+            self._tell_corrupt(level, indexes, coordinate, rows)
         is_present = state == PRESENT
         start = np.where(is_present, offset, 0)
         return _Rows(coordinate, state, start, np.where(is_present, start + nbytes, 0))

@@ -111,10 +111,10 @@ class PayloadCheck:
 
 
 def _misfits(
-    contents: Contents, chunks: StoredChunks, report: Report
+    contents: Contents, chunks: StoredChunks, stored: Ints, report: Report
 ) -> NDArray[np.bool_]:
     """Which inner chunks have an impossible size, each reported: bool, (n_chunks,)."""
-    source, stored = contents.source, chunks.stored
+    source = contents.source
     # Inner chunks of several shapes are objects of their own.
     shape = source.shape_of(contents.coordinate)
     expected = source.pipeline.payload_nbytes(shape)
@@ -124,7 +124,7 @@ def _misfits(
     wrong = np.zeros(len(nbytes), bool)
     size = nbytes[stored]
     wrong[stored] = size > limit if expected is None else size != expected
-    for row in np.flatnonzero(wrong).tolist():
+    for row in wrong.nonzero()[0].tolist():
         error = CorruptShardError(
             "an inner chunk is stored in a number of bytes that its codecs never make"
             " of it",
@@ -143,7 +143,7 @@ def _unfit(
     room = contents.source.room
     nbytes = chunks.stop - chunks.start
     unfit = (nbytes > room.most_stored_nbytes) & ~wrong
-    for row in np.flatnonzero(unfit).tolist():
+    for row in unfit.nonzero()[0].tolist():
         try:
             room.refuse_stored(int(nbytes[row]))
         except LimitError as error:
@@ -162,17 +162,17 @@ def payload_tasks(
     chunks = contents.chunks
     if chunks is None:
         return
-    wrong = _misfits(contents, chunks, report)
+    stored = chunks.stored
+    wrong = _misfits(contents, chunks, stored, report)
     if not check.reads:
         return
     wrong |= _unfit(contents, chunks, report, wrong)
-    rows = np.flatnonzero((chunks.stop > chunks.start) & ~wrong)
+    rows = ((chunks.stop > chunks.start) & ~wrong).nonzero()[0]
     rows, n_sharing = _distinct(chunks.start, chunks.stop, rows)
     if len(rows):
         some = _Batch(check, contents, chunks, rows, n_sharing, report, advance)
         yield from some.tasks()
-    empty = chunks.stored[(chunks.stop == chunks.start)[chunks.stored]]
-    empty = empty[~wrong[empty]]
+    empty = stored[(chunks.stop == chunks.start)[stored] & ~wrong[stored]]
     if len(empty):
         once = np.ones_like(empty)
         nothing = _Batch(check, contents, chunks, empty, once, report, advance)
@@ -181,11 +181,16 @@ def payload_tasks(
 
 def _distinct(start: Ints, stop: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """One row for each distinct byte range, by offset, and how many rows share it."""
-    rows = rows[np.lexsort((stop[rows], start[rows]))]
+    start, stop = start[rows], stop[rows]
+    order = np.lexsort((stop, start))
+    rows, start, stop = rows[order], start[order], stop[order]
     is_first = np.ones(len(rows), bool)
-    is_first[1:] = (np.diff(start[rows]) != 0) | (np.diff(stop[rows]) != 0)
-    firsts = np.flatnonzero(is_first)
-    return rows[firsts], np.diff(np.append(firsts, len(rows)))
+    is_first[1:] = (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
+    firsts = is_first.nonzero()[0]
+    n_sharing = np.empty_like(firsts)
+    n_sharing[:-1] = firsts[1:] - firsts[:-1]
+    n_sharing[-1:] = len(rows) - firsts[-1:]
+    return rows[firsts], n_sharing
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class _Run:
     def _object_tasks(self, contents: Contents) -> Iterator[Spawner]:
         self._begin(contents.coordinate)
         self._record(contents)
-        n_stored = 0 if contents.chunks is None else len(contents.chunks.stored)
+        n_stored = 0 if contents.chunks is None else contents.chunks.n_stored
         works = payload_tasks(self.check, contents, self._report, self._advance)
         n_tasks = 0
         for work in works:
@@ -243,7 +243,7 @@ class _Run:
         if chunks is not None:
             counts |= {
                 "n_indexes": len(chunks.index_start),
-                "n_inner_chunks": len(chunks.stored),
+                "n_inner_chunks": chunks.n_stored,
                 "n_missing_inner_chunks": chunks.n_missing(self.source.layout),
                 "payload_nbytes": chunks.payload_nbytes,
                 "stored_nbytes": chunks.end,
@@ -291,7 +291,7 @@ class _Run:
 
     def _advance(self, contents: Contents, n_chunks: int, nbytes: int) -> None:
         chunks = contents.chunks
-        n_stored = 1 if chunks is None else max(1, len(chunks.stored))
+        n_stored = 1 if chunks is None else max(1, chunks.n_stored)
         with self._lock:
             self._found.check(contents.coordinate, n_chunks)
             self.counts["read_nbytes"] += nbytes

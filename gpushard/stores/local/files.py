@@ -6,6 +6,7 @@ process that holds it, whatever happens to the file.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.local.names_beside import LOCK, UNDO, UNFINISHED, name_beside
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.local.visits import PathRule, Visit, as_store_errors
+
+# Errors of a path at whose end there is no file.
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class FileWriter:
@@ -97,17 +101,17 @@ class FileWriter:
     def has_note(self, key: str) -> bool:
         """Whether a write in place of the file is under way or was interrupted."""
         with as_store_errors(self._store, key):
-            return self._path_beside(key, UNDO).exists()
+            return self._is_beside(key, UNDO)
 
     def has_remains(self, key: str) -> bool:
         """Whether a write of the file is under way, or left something when it ended."""
         with as_store_errors(self._store, key):
             endings = (LOCK, UNDO, *UNFINISHED)
-            return any(self._path_beside(key, one).exists() for one in endings)
+            return any(self._is_beside(key, one) for one in endings)
 
     def drop_stale_lock(self, key: str) -> None:
         """Remove the lock file that a killed writer left."""
-        if self._path_beside(key, LOCK).exists():
+        if self._is_beside(key, LOCK):
             with self.locked(key):
                 pass  # releasing the lock removes its file
 
@@ -130,6 +134,15 @@ class FileWriter:
         """
         return Visit(self._store, is_durable=self.is_durable, names_later=names_later)
 
-    def _path_beside(self, key: str, ending: str) -> Path:
-        path = Path(self._store.root, key)
-        return path.with_name(name_beside(path.name, ending))
+    def _is_beside(self, key: str, ending: str) -> bool:
+        """Whether there is a file of that ending beside the file of an object."""
+        above, _, name = key.rpartition("/")
+        # Verifying asks for every shard: a `Path` takes longer than the look itself.
+        path = os.path.join(self._store.root, above, name_beside(name, ending))
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise
+            return False
+        return True
