@@ -61,6 +61,18 @@ def test_help_loads_neither_numpy_nor_rich():
     assert output == "set()\n"
 
 
+def test_info_on_files_loads_nothing_that_only_others_need(sample):
+    code = (
+        "import sys\n"
+        "from gpushard.cli.description import describe\n"
+        "from gpushard.options import DEFAULT\n"
+        f"describe({str(sample / 'u')!r}, DEFAULT, advise=False)\n"
+        "print({'asyncio', 'zarr', 'gpushard.converting'} & set(sys.modules))"
+    )
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert output == "set()\n"
+
+
 def test_help_has_no_sentence_cut_off():
     assert "..." not in run("--help").stdout.replace("[ARGS]...", "")
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from gpushard.device_reading.choice import placements
 from gpushard.devices.base import Device
-from gpushard.devices.placement import has_decoder
 from gpushard.errors import GpushardError
 from gpushard.formats.codec_specs import KNOWN, SHARDING, Kind, kind_of
 from gpushard.metadata import parse_array
@@ -59,6 +57,10 @@ def placed_codecs(source: Source, device: Device | None) -> tuple[CodecPlacement
     on_host = source.pipeline.placements()
     if device is None:
         return on_host
+    # Imported here, because a machine without a GPU has no use for them.
+    from gpushard.device_reading.choice import placements
+    from gpushard.devices.placement import has_decoder
+
     for spec in source.layout.chain.bytes_bytes:
         if not has_decoder(spec):
             why = f"no device decodes {spec.configuration['cname']}"

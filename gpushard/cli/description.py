@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain, islice
 from stat import S_ISREG
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushard.cli.codec_table import placed_codecs
-from gpushard.converting.advice import READ_NBYTES, Plan
-from gpushard.converting.advice import advise as advise_on
 from gpushard.devices.find import find_device_for
 from gpushard.errors import GpushardError, OptionError, StoreError, naming
 from gpushard.group import Group, node_at
@@ -25,6 +23,9 @@ from gpushard.source import Source
 from gpushard.stores.base import Store
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.resolve import resolve
+
+if TYPE_CHECKING:
+    from gpushard.converting.advice import Plan
 
 # Files whose sizes are summed; more would keep a user waiting.
 _MAX_FILES = 100_000
@@ -73,6 +74,10 @@ def describe(url: str, options: Options, *, advise: bool) -> dict[str, Any]:
 
 def _advice(layout: ArrayLayout, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Shapes and codecs that would read better on a GPU, and the command for them."""
+    # Imported here, because most who look at an array want no advice.
+    from gpushard.converting.advice import READ_NBYTES
+    from gpushard.converting.advice import advise as advise_on
+
     stored = facts["stored_nbytes"]
     # If many shards are missing, sizes say nothing about the codec.
     is_known = stored and facts["n_stored"] == facts["n_shards"]

@@ -7,7 +7,7 @@ from math import prod
 from gpushard.errors import LimitError
 from gpushard.options import MIB
 from gpushard.source import Source
-from gpushard.stores.zarr.store import ZarrStore
+from gpushard.stores.local.store import LocalStore
 
 # Memory of an entry while its object is checked, overlaps included: columns in stored
 # order and by byte range, and a coordinate per axis, held twice.
@@ -22,8 +22,14 @@ _LEAST_ENTRIES = 1 << 17
 
 def is_held(source: Source) -> bool:
     """Whether an object may be held with its contents, because its size is unknown."""
-    is_untold = isinstance(source.store, ZarrStore) and not source.layout.levels
-    return is_read_whole(source) or is_untold
+    if is_read_whole(source):
+        return True
+    if source.layout.levels or isinstance(source.store, LocalStore):
+        return False
+    # Imported here, because it takes as long as a look at an array in files.
+    from gpushard.stores.zarr.store import ZarrStore
+
+    return isinstance(source.store, ZarrStore)
 
 
 def is_read_whole(source: Source) -> bool:
