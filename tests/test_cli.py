@@ -15,6 +15,7 @@ import zarr
 
 import gpushard
 from cli_runs import run, run_json, sentence, write_sample
+from gpushard.cli.output import _padded_lines, _wrapped_lines
 
 SAMPLE = Path(gpushard.__file__).parent / "data" / "eraint.zarr"
 
@@ -71,6 +72,16 @@ def test_info_on_files_loads_nothing_that_only_others_need(sample):
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert output == "set()\n"
+
+
+def test_a_table_for_a_program_has_the_lines_that_rich_makes_where_there_is_room(
+    monkeypatch,
+):
+    monkeypatch.setenv("COLUMNS", "1000")
+    rows = [("name", "größe"), ("日本", "x" * 100, "y"), ("", "ﬁ"), ("a" * 30, "", "z")]
+    with_rich = [line.rstrip() for line in _wrapped_lines(rows)]
+    assert [line.rstrip() for line in _padded_lines(rows)] == with_rich
+    assert len(with_rich) == len(rows)
 
 
 def test_help_has_no_sentence_cut_off():

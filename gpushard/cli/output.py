@@ -31,8 +31,6 @@ ShowsProgress = Annotated[
 ]
 
 _LEAST_WIDTH = 20
-# Lines for another program are never wrapped.
-_PIPE_WIDTH = 1_000_000
 # Pieces of JSON that are printed at a time.
 _TEXTS_AT_ONCE = 1024
 _ENCODER = json.JSONEncoder(indent=2, allow_nan=False)
@@ -88,22 +86,44 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 
     Without rows nothing is printed, where rich prints an empty line.
     """
+    texts = [[printable(cell) for cell in row] for row in rows]
+    if not texts:
+        return
+    with stdout_as_a_store():
+        is_terminal = sys.stdout.isatty()
+        lines = _wrapped_lines(texts) if is_terminal else _padded_lines(texts)
+        for line in lines:
+            typer.echo(line.rstrip())
+
+
+def _padded_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table that is never wrapped, as those for another program are."""
+    # rich would print the same, in many times the time.
+    from rich.cells import cell_len
+
+    widths = [0] * max(map(len, rows))
+    for row in rows:
+        widths[: len(row)] = map(max, widths, map(cell_len, row))
+    for row in rows:
+        padded = [
+            cell + " " * (width - cell_len(cell))
+            for cell, width in zip(row, widths, strict=False)
+        ]
+        yield "  ".join(padded)
+
+
+def _wrapped_lines(rows: Iterable[Sequence[str]]) -> Sequence[str]:
+    """Lines of a table as wide as the terminal."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
-        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
-    if not table.row_count:
-        return
-    with stdout_as_a_store():
-        console = stdout_console()
-        if not sys.stdout.isatty():
-            console.width = _PIPE_WIDTH
-        with console.capture() as lines:
-            console.print(table)
-        for line in lines.get().splitlines():
-            typer.echo(line.rstrip())
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+    console = stdout_console()
+    with console.capture() as lines:
+        console.print(table)
+    return lines.get().splitlines()
 
 
 def stdout_console() -> Console:
@@ -123,6 +143,8 @@ def printable(text: str) -> str:
 
     Characters that the encoding of stdout lacks are escaped, too.
     """
+    if text.isascii() and text.isprintable():
+        return text
     text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
