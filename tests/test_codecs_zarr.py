@@ -130,6 +130,26 @@ def test_array_codec_of_zarr_is_undone(name: str, configuration: Any) -> None:
     assert pipeline.working_nbytes((4, 6)) == 3 * len(encoded)
 
 
+def test_codecs_of_zarr_are_fitted_once_to_a_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = CodecSpec("numcodecs.quantize", {"digits": 1, "dtype": "<f4"}, "codecs[0]")
+    pipeline = compiled("float32", spec)
+    fitted: list[tuple[int, ...]] = []
+    plain = zarr_codec.fit
+
+    def fit(spec: CodecSpec, codec: Any, array: Any) -> Any:
+        fitted.append(array.shape)
+        return plain(spec, codec, array)
+
+    monkeypatch.setattr(zarr_codec, "fit", fit)
+    for n in (4, 3, 4):
+        assert pipeline.payload_nbytes((n,)) == 4 * n
+        assert pipeline.working_nbytes((n,)) == 12 * n
+        assert pipeline.decode(bytes(4 * n), (n,)).tolist() == [0] * n
+    assert fitted == [(4,), (4,), (3,), (3,)]  # quantize and bytes
+
+
 @array_codecs
 def test_elements_get_the_byte_order_that_a_codec_of_zarr_assumes(
     name: str, configuration: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -47,6 +47,8 @@ _SHARDING = "sharding_indexed"
 _COPIES = 3
 # Memory of a string in Python, of the pointer to it, and of the string in NumPy.
 _STRING_NBYTES = 128
+# Shapes whose fitted codecs are kept: inner chunks have one, rectilinear ones a few.
+_MOST_SHAPES = 256
 # Newer zarr releases have codecs without an event loop, which takes 0.1 ms and more to
 # enter.
 _AT_ONCE: Any = getattr(zarr_codecs, "SupportsSyncCodec", ())
@@ -76,6 +78,18 @@ _Step = tuple[str, Any, ArraySpec]
 
 
 @dataclass(frozen=True, slots=True)
+class _Fitted:
+    """Codecs for one shape of inner chunks, in encoding order, and what is asked of it.
+
+    The sizes are those of `ZarrArrayPart`.
+    """
+
+    steps: tuple[_Step, ...]
+    encoded_nbytes: int | None
+    working_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ZarrArrayPart:
     """Decoder of the array-to-array and the array-to-bytes codecs of a chain.
 
@@ -93,6 +107,11 @@ class ZarrArrayPart:
     codecs: tuple[Any, ...]
     array: ArraySpec
     dtype: np.dtype[Any]
+    # zarr looks data types up in a list, which takes longer than to decode a small
+    # inner chunk, and reads ask for sizes several times for each.
+    _known: dict[tuple[int, ...], _Fitted] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def validate(self, shape: tuple[int, ...]) -> None:
         """Let zarr say whether the codecs fit inner chunks of `shape`."""
@@ -102,24 +121,15 @@ class ZarrArrayPart:
 
     def encoded_nbytes(self, shape: tuple[int, ...]) -> int | None:
         """Encoded size of an inner chunk; None if zarr does not know it beforehand."""
-        nbytes: int | None = prod(shape) * self.dtype.itemsize
-        for name, codec, array in self._steps(shape):
-            if name in FILTERS_OF_NUMCODECS:  # zarr does not report their fixed size
-                nbytes = _plain_nbytes(codec.resolve_metadata(array))
-            elif nbytes is not None:
-                nbytes = _encoded_nbytes(codec, nbytes, array)
-        return nbytes
+        return self._fitted(shape).encoded_nbytes
 
     def working_nbytes(self, shape: tuple[int, ...]) -> int:
         """Memory that decoding an inner chunk of `shape` usually takes."""
-        if self.dtype.kind in UNSIZED_KINDS:
-            return _STRING_NBYTES * prod(shape)
-        kept = [_plain_nbytes(array) or 0 for _, _, array in self._steps(shape)]
-        return _COPIES * max(kept)
+        return self._fitted(shape).working_nbytes
 
     def decoder(self, shape: tuple[int, ...]) -> Callable[[HostBytes], NDArray[Any]]:
         """Function that decodes the bytes of an inner chunk of `shape`."""
-        return partial(self._decode, shape, tuple(reversed(self._steps(shape))))
+        return partial(self._decode, shape, self._fitted(shape).steps[::-1])
 
     @property
     def labels(self) -> list[tuple[str, str]]:
@@ -147,6 +157,33 @@ class ZarrArrayPart:
                 hint=DAMAGED_HINT,
             )
         return decoded
+
+    def _fitted(self, shape: tuple[int, ...]) -> _Fitted:
+        """The codecs for inner chunks of `shape`, and their sizes."""
+        found = self._known.get(shape)
+        if found is None:
+            steps = tuple(self._steps(shape))
+            encoded = self._encoded_by(steps, shape)
+            found = _Fitted(steps, encoded, self._worked_by(steps, shape))
+            if len(self._known) >= _MOST_SHAPES:
+                self._known.clear()
+            self._known[shape] = found
+        return found
+
+    def _encoded_by(self, steps: Sequence[_Step], shape: tuple[int, ...]) -> int | None:
+        nbytes: int | None = prod(shape) * self.dtype.itemsize
+        for name, codec, array in steps:
+            if name in FILTERS_OF_NUMCODECS:  # zarr does not report their fixed size
+                nbytes = _plain_nbytes(codec.resolve_metadata(array))
+            elif nbytes is not None:
+                nbytes = _encoded_nbytes(codec, nbytes, array)
+        return nbytes
+
+    def _worked_by(self, steps: Sequence[_Step], shape: tuple[int, ...]) -> int:
+        if self.dtype.kind in UNSIZED_KINDS:
+            return _STRING_NBYTES * prod(shape)
+        kept = [_plain_nbytes(array) or 0 for _, _, array in steps]
+        return _COPIES * max(kept)
 
     def _steps(self, shape: tuple[int, ...]) -> list[_Step]:
         """Name, zarr's codec for this shape, and its input, in encoding order."""
