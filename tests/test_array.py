@@ -13,6 +13,7 @@ from hypothesis import given
 from zarr.storage import MemoryStore
 
 import gpushard
+from gpushard.reading import results
 from selection_strategies import basic_keys
 from small_array import VALUES, write_values
 from zarr_oracle import assert_same_bits, quiet_zarr
@@ -130,6 +131,21 @@ def test_empty_selections_give_empty_results_of_numpys_shape(a, key):
     want = VALUES[np.asarray(key[0], int) if key == ([],) else key]
     assert want.size == 0
     assert_same_bits(a[key], want)
+
+
+def test_a_selection_of_nothing_is_not_planned(place, monkeypatch):
+    # Else the ways for few inner chunks would take it.
+    a = gpushard.open_array(place, options=gpushard.Options(small_read_chunks=0))
+
+    def plan(*_, **__):
+        raise AssertionError("a plan of nothing")
+
+    monkeypatch.setattr(results, "plan_read", plan)
+    assert a[5:5].shape == (0, 30)
+    assert a.read(np.s_[:, 3:3], dtype="f8").dtype == "f8"
+    out = np.empty((0, 30), "i8")
+    assert a.read(np.s_[9:3], out=out) is out
+    assert a.oindex[[], [3, 1]].shape == (0, 2)
 
 
 def test_an_array_without_elements_gives_results_without_elements():

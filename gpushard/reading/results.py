@@ -198,6 +198,8 @@ def read_little(
     `limit` is the largest number of inner chunks that counts as little; None leaves it
     to each way.
     """
+    if not out.size:
+        return True
     if not source.options.small_read_chunks or isinstance(selection, Listed):
         return False
     single, reader = short_ways(source)
