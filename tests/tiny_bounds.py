@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from gpushard.reading import rounds
+from gpushard.reading import rounds, surrounded
 from gpushard.selecting import index_arrays, listing, portions
 
 
@@ -28,6 +28,9 @@ def tiny_bounds(
             (rounds, "_LEAST_ELEMENTS", least),
             (rounds, "_ELEMENT_NBYTES", 1 << 40),
             (rounds, "_POINT_NBYTES", 1 << 40),
+            # Else the points of a small array would not be read in rounds.
+            (surrounded, "_MANY_PER_POINT", 0),
+            (surrounded, "_FEW_PER_POINT", 0),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

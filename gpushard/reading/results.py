@@ -27,6 +27,7 @@ from gpushard.reading.masked import read_masked
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
+from gpushard.reading.surrounded import read_surrounded
 from gpushard.report import Tally
 from gpushard.selecting.patches import PlannableSelection
 from gpushard.selecting.selection import Listed, Orthogonal, ParsedSelection, Selection
@@ -241,10 +242,11 @@ def _is_picked(
     (selection,) = request.selections
     if not isinstance(selection, Listed) or selection.listing.overlaps(out):
         return False
-    # Damage of inner chunks that nobody wants must not be reported.
-    if not request.damage.replaces and read_masked(source, selection, out, read):
-        return True
-    return read_runs(source, selection, out, read)
+    if request.damage.replaces:
+        # Damage of inner chunks that nobody wants must not be reported.
+        return read_runs(source, selection, out, read)
+    ways = read_masked, read_runs, read_surrounded
+    return any(way(source, selection, out, read) for way in ways)
 
 
 def read_at_once(
