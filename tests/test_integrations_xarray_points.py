@@ -23,6 +23,7 @@ from xarray.core import indexing  # noqa: E402 - only where it is
 from gpushard.integrations import xarray_points  # noqa: E402 - as above
 from gpushard.integrations.xarray_arrays import LazyArray  # noqa: E402 - as above
 from gpushard.integrations.xarray_points import read_points  # noqa: E402 - as above
+from gpushard.reading import surrounded  # noqa: E402 - as above
 
 VALUES = np.arange(8 * 60 * 60, dtype="i4").reshape(8, 60, 60)
 DEFAULTS = gpushard.Options()
@@ -138,6 +139,31 @@ def test_of_what_xarray_has_broadcast_one_part_is_looked_through(monkeypatch):
     assert_same_bits(np.ascontiguousarray(found), VALUES[:, OBLIQUE, ALONG])
     assert max(sizes) == OBLIQUE.size
     assert sum(sizes) < 8 * OBLIQUE.size
+
+
+@pytest.mark.parametrize(
+    ("n_points", "n_maps", "least", "is_asked"),
+    [
+        (3600, 1, 3599, False),
+        (3599, 1, 3598, True),  # fewer than one in eight elements
+        (3600, 1, 3600, True),  # no long list
+        (3600, 8, 3599, True),  # of a time series each
+    ],
+)
+def test_dense_points_are_picked_by_the_read_unless_they_repeat(
+    monkeypatch, n_points, n_maps, least, is_asked
+):
+    asked = []
+    monkeypatch.setattr(
+        xarray_points, "_is_quicker_as_grid", lambda *_: asked.append(True)
+    )
+    monkeypatch.setattr(surrounded, "KEPT_ELEMENTS", least)
+    rng = np.random.default_rng(0)
+    y, x = rng.integers(0, 60, (2, n_points, 1))
+    times = np.arange(n_maps) if n_maps > 1 else rng.integers(0, 8, (n_points, 1))
+    found = MAP[indexing.VectorizedIndexer((times.reshape(-1, n_maps), y, x))]
+    assert_same_bits(np.ascontiguousarray(found), VALUES[times, y, x])
+    assert bool(asked) == is_asked
 
 
 @pytest.mark.parametrize("as_grid", [False, True])

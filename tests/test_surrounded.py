@@ -141,6 +141,7 @@ def test_text_that_nobody_wants_is_not_read(tmp_path):
     listed = some_points()
     with boxes_pay() as answers:
         np.testing.assert_array_equal(a.vindex[listed], words[listed])
+        assert not surrounded.is_surrounded(a.source, 10**6)
     assert answers == [False]
 
 

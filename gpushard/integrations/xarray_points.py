@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gpushard.array import Array
 from gpushard.errors import GpushardError
 from gpushard.layout import GridAxis
+from gpushard.reading.surrounded import is_surrounded
 from gpushard.selecting import expressions, numbering
 
 # Nanoseconds for an element as one of many points, or of a grid that it is picked from;
@@ -41,7 +42,7 @@ def read_points(array: Array, key: Sequence[Any]) -> Any:
     if array.device == "cpu":
         shape = np.broadcast_shapes(*(indices.shape for indices in listed))
         distinct = [_without_repetition(indices) for indices in listed]
-        if _is_quicker_as_grid(array, distinct, prod(shape)):
+        if _is_grid_better(array, distinct, prod(shape)):
             # Damage elsewhere in the grid is no matter of the points.
             with suppress(GpushardError):
                 return _picked(array, distinct, shape)
@@ -113,6 +114,18 @@ def _numbers_in(
     if isinstance(taken, slice):  # a search takes ten times as long
         return (indices - taken.start) // taken.step
     return np.searchsorted(taken, indices)
+
+
+def _is_grid_better(array: Array, distinct: Arrays, n_points: int) -> bool:
+    """Whether points are picked from a grid here, and not from a box by the read.
+
+    A box is as good a grid, and takes no look at what is in it. But points that repeat
+    what they take along some axes are more than is listed along any of them.
+    """
+    repeats = all(indices.size < n_points for indices in distinct)
+    if not repeats and is_surrounded(array.source, n_points):
+        return False
+    return _is_quicker_as_grid(array, distinct, n_points)
 
 
 def _is_quicker_as_grid(array: Array, distinct: Arrays, n_points: int) -> bool:

@@ -24,6 +24,7 @@ from gpushard.fused.points import is_flat
 from gpushard.placing.outputs import new_output
 from gpushard.reading.crossed import takes_others
 from gpushard.reading.rounds import Reader
+from gpushard.selecting.index_arrays import KEPT_ELEMENTS
 from gpushard.selecting.listing import Listing, elements_changed
 from gpushard.selecting.numbering import Ints
 from gpushard.selecting.selection import Listed, Orthogonal, SliceAxis
@@ -57,7 +58,8 @@ def read_surrounded(
         return False
     if not (is_flat(out) and takes_others(source, out.dtype)):
         return False
-    box = _box_around(listing, _most_elements(source, listing, out.dtype))
+    most = _most_elements(source, listing.n_elements, out.dtype)
+    box = _box_around(listing, most)
     if box is None:
         return False
     shape = tuple(end - begin for begin, end in box)
@@ -75,10 +77,18 @@ def read_surrounded(
     return True
 
 
-def _most_elements(source: Source, listing: Listing, dtype: np.dtype[Any]) -> int:
+def is_surrounded(source: Source, n_points: int) -> bool:
+    """Whether so many points are picked from a box, wherever in the array they lie."""
+    layout = source.layout
+    if n_points <= KEPT_ELEMENTS or not takes_others(source, layout.dtype):
+        return False
+    return prod(layout.shape) <= _most_elements(source, n_points, layout.dtype)
+
+
+def _most_elements(source: Source, n_points: int, dtype: np.dtype[Any]) -> int:
     """Most elements of a box that fits, and takes less time than listing the points."""
     is_far = source.store.costs.prefers_whole_objects
-    most = listing.n_elements * (_FEW_PER_POINT if is_far else _MANY_PER_POINT)
+    most = n_points * (_FEW_PER_POINT if is_far else _MANY_PER_POINT)
     fitting = source.options.memory_limit // _BOX_SHARE // max(dtype.itemsize, 1)
     return min(most, fitting)
 
