@@ -68,6 +68,29 @@ def test_an_error_of_many_samples_names_eight_and_counts_the_others(place):
         assert caught.value.__notes__ == [f"while a loader read samples {named}"]
 
 
+@pytest.mark.parametrize(("axis", "first"), [(0, 103 + 24), (1, 24)])
+def test_an_error_of_joined_arrays_names_the_samples_of_the_one_it_is_about(
+    place, axis, first
+):
+    zarr.save_array(place.parent / "others", IMAGES)
+    (place / "c/2/0/0").write_bytes(b"?")
+    arrays = [gpushard.open_array(place.parent / "others"), gpushard.open_array(place)]
+    both = gpushard.concat(arrays, axis=axis)
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        list(Loader(both, batch_size=16))
+    assert named_samples(caught.value)
+    assert named_samples(caught.value) <= set(range(first, first + 12))
+
+
+def test_an_error_names_samples_that_need_the_shard_in_either_of_two_ways(place):
+    (place / "c/2/0/0").write_bytes(b"?")
+    a = gpushard.open_array(place)
+    pairs = Loader({"now": a, "next": a}, lead={"next": 20}, sampler=[4, 30, 40])
+    with pytest.raises(gpushard.CorruptShardError) as caught:
+        list(pairs)
+    assert named_samples(caught.value) == {4, 30}
+
+
 def test_an_error_names_no_patches_beside_its_shard(tmp_path):
     options = {"dtype": "u2", "chunks": (4, 1, 3), "shards": (12, 1, 3)}
     wide = zarr.create_array(tmp_path, shape=(36, 2, 3), **options)
