@@ -246,9 +246,9 @@ def test_a_loader_names_the_damage_in_what_it_tries_singly(stored, monkeypatch):
     a = gpushard.open_array(stored.source.store.url, device=device, options=options)
     readable = reading.Reader._readable
 
-    def breaking(reader, samples):
+    def breaking(reader, samples, losses):
         device.victim = device.n_decodes
-        return readable(reader, samples)
+        return readable(reader, samples, losses)
 
     monkeypatch.setattr(reading, "_PAUSES", ())
     monkeypatch.setattr(reading.Reader, "_readable", breaking)

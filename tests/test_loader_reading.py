@@ -305,9 +305,9 @@ def test_samples_of_one_damaged_inner_chunk_are_tried_together(tmp_path, monkeyp
     (tmp_path / "c/1/0").write_bytes(b"?")
     begun, tried = reading.Reader._begin_again, []
 
-    def told(reader, start, samples):
+    def told(reader, samples, losses):
         tried.append(samples.tolist())
-        return begun(reader, start, samples)
+        return begun(reader, samples, losses)
 
     monkeypatch.setattr(reading.Reader, "_begin_again", told)
     damaged = gpushard.open_array(tmp_path)

@@ -11,7 +11,7 @@ import zarr
 
 import gpushard
 from gpushard import Loader, StoreError
-from gpushard.loader import reading
+from gpushard.loader import losses, reading
 from gpushard.options import MIB
 from gpushard.reading import read as read_module
 from gpushard.stores.remote_url import open_url
@@ -221,7 +221,7 @@ def test_a_shard_that_is_slow_to_fail_is_not_tried_for_each_sample(
     server, n_arrays, monkeypatch
 ):
     monkeypatch.setattr(reading, "LOAD_NBYTES", N * 12)
-    monkeypatch.setattr(reading, "_SLOW_S", -1.0)  # all failures are slow
+    monkeypatch.setattr(losses, "_SLOW_S", -1.0)  # all failures are slow
     server.statuses[SHARDS[2]] = server.statuses[SHARDS[5]] = 403
     arrays = [gpushard.open_array(f"{server.url}/images") for _ in range(n_arrays)]
     loader = Loader(dict(zip("ab", arrays, strict=False)), on_error="skip")

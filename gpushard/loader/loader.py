@@ -109,7 +109,8 @@ class Loader:
         Called with every batch, in a thread of its own. Its result replaces the batch.
     on_error
         What to do if a sample is damaged, or if the store fails to deliver it after
-        three more tries: "raise", or "skip", which makes its batch smaller.
+        three more tries: "raise", or "skip", which makes its batch smaller. With
+        "skip", too, a store that fails whatever is read of it is a `StoreError`.
     return_index
         Whether batches come with the numbers of their samples: under the key "index" if
         a batch is a dict, else as ``(batch, index)``. int64, NumPy.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gpushard.errors import GpushardError
 from gpushard.fetching.job import Job
 from gpushard.loader.fields import Finish, SampleRows
+from gpushard.loader.losses import Losses
 from gpushard.reading.read import Prepared
 from gpushard.selecting.selection import Ints
 from gpushard.workers import StartedTasks
@@ -50,8 +51,14 @@ class PlannedLoad:
     ----------
     start
         First turn of the rank in this read.
+    kept
+        bool, shape (n_turns,): which turns have a sample that is not known to be lost.
     samples
-        int64, shape (n_turns,).
+        int64, shape (n_kept,).
+    losses
+        What failed reads of the epoch have told.
+    ends_epoch
+        Whether the epoch was read from its first turn on, and this is its last load.
     jobs, finishers
         Jobs of the read, and the functions for their results.
     prepared
@@ -63,12 +70,21 @@ class PlannedLoad:
     """
 
     start: int
+    kept: NDArray[np.bool_]
     samples: Ints
+    losses: Losses
+    ends_epoch: bool = False
     jobs: list[Job] = field(default_factory=list[Job])
     finishers: list[Finish] = field(default_factory=list[Finish])
     prepared: Prepared | None = None
     early: StartedTasks | None = None
     error: GpushardError | None = None
+
+    def unplan(self) -> None:
+        """Let go of the plan, and of the memory for its results."""
+        self.jobs.clear()
+        self.finishers.clear()
+        self.prepared = self.early = self.error = None
 
 
 @dataclass

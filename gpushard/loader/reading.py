@@ -5,6 +5,7 @@ Every error of a read passes `Reader._failing`, and every stop ends in `Reader.l
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ from gpushard.errors import (
     WindowMovedError,
 )
 from gpushard.layout import GridAxis
-from gpushard.loader.blame import name_samples, samples_about
+from gpushard.loader.blame import name_samples
 from gpushard.loader.fields import Field, SampleRows, concatenated
+from gpushard.loader.groups import Groups
 from gpushard.loader.loads import Incidents, Load, PlannedLoad
+from gpushard.loader.losses import Losses, quick_until
 from gpushard.loader.order import Order
 from gpushard.loader.places import Place
 from gpushard.loader.shares import Share
@@ -50,8 +53,8 @@ OnError = Literal["raise", "skip"]
 LOAD_NBYTES = 16 * MIB
 # Pauses before a failed read is tried again, in seconds.
 _PAUSES = (0.1, 0.4, 1.6)
-# A read that takes longer to fail is too slow to be tried for each inner chunk.
-_SLOW_S = 1.0
+# The same for a sample alone, where a store may be dead.
+_SHORT_PAUSE = 0.05
 # Loads grow by this factor, from a small first one. A load of samples that differ in
 # length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
@@ -107,6 +110,7 @@ class Reader:
         # No server is asked for anything else beside the read that is awaited. Indexes
         # that it fetches are known to the next one.
         n_in_turn = 2 if is_awaited else 0
+        losses, is_whole = Losses(fields, self.origins), start == 0
         while start < share.n_turns:
             n_whole = whole_batches(start, n_wanted, least)
             stop = load_end(order, share, start, n_whole)
@@ -120,7 +124,12 @@ class Reader:
             if is_large and n_wanted > least:
                 n_wanted = max(n_wanted // 2, least)
                 continue
-            handed = [self._planned(start, samples, origins)]
+            kept = ~losses.of(samples)
+            if not kept.all():
+                samples, origins = samples[kept], origins[kept]
+            ends = is_whole and stop == share.n_turns
+            handed = [PlannedLoad(start, kept, samples, losses, ends)]
+            self._plan(handed[0], origins)
             # Free threads begin with it once the read ahead leaves them nothing to do,
             # even while a result is handed out to a consumer, who then holds the
             # interpreter's lock.
@@ -153,6 +162,7 @@ class Reader:
         try:
             for planned in plans:
                 under_way.append(planned)
+                self._leave_out_lost(planned)
                 self._begin(planned)
                 del planned
                 if len(under_way) > self.n_under_way:
@@ -186,60 +196,96 @@ class Reader:
         self.attempts.clear()
         return load
 
+    def _leave_out_lost(self, read: PlannedLoad) -> None:
+        """Plan a read anew if it needs what is lost since it was planned."""
+        lost = read.losses.of(read.samples)
+        if not lost.any():
+            return
+        if read.early is not None:
+            read.early.end()
+        self.place.abandon(read.jobs)
+        read.kept, read.samples = read.kept.copy(), read.samples[~lost]
+        read.kept[read.kept] = ~lost
+        read.unplan()  # its memory is not to be held beside that of the new plan
+        self._plan(read, self.origins.of(read.samples))
+
     def _load(self, read: PlannedLoad) -> Load:
-        start, samples = read.start, read.samples
-        kept = np.ones(len(samples), np.bool_)
+        kept, samples, losses = read.kept, read.samples, read.losses
+        arrays = self._whole(read)
+        if arrays is None:
+            is_left, arrays = self._left(samples, losses, _PAUSES)
+            kept, samples = kept.copy(), samples[is_left]
+            kept[kept] = is_left
+        if read.ends_epoch:
+            losses.refuse_dead_store(is_end=True)
+        self.incidents.n_skipped += int(len(kept) - kept.sum())
+        return Load(read.start, kept, samples, arrays)
+
+    def _whole(self, read: PlannedLoad) -> list[SampleRows] | None:
+        """All samples of a read; None if some of them may have to be left out."""
+        losses, started = read.losses, monotonic()
         try:
-            return Load(start, kept, samples, self._read(read, _PAUSES))
-        except (CorruptShardError, StoreError):
+            arrays = self._read(read, () if losses.n_failing else _PAUSES)
+        except (CorruptShardError, StoreError) as error:
             if self.on_error == "raise":
                 raise
-        kept, arrays = self._left(samples, _PAUSES)
-        self.incidents.n_skipped += int(len(kept) - kept.sum())
-        return Load(start, kept, samples[kept], arrays)
+            seconds = monotonic() - started
+            losses.suspected.clear()
+            losses.note_failed(error, read.samples, seconds, "repeatedly")
+            losses.refuse_dead_store()
+            return None
+        losses.note_read(read.samples)
+        return arrays
 
     def _left(
-        self, samples: Ints, pauses: Sequence[float]
+        self, samples: Ints, losses: Losses, pauses: Sequence[float]
     ) -> tuple[NDArray[np.bool_], list[SampleRows]]:
         """Which samples can be read, bool, shape (n_samples,); and these, by field.
 
         What can be read in groups may fail together: of a store that fails now and
         then, a read of many requests never succeeds. Its halves are then read.
         """
-        kept = self._readable(samples)
+        kept = self._readable(samples, losses)
         left = samples[kept]
         try:
-            return kept, self._read(self._begin_again(0, left), pauses)
+            return kept, self._read(self._begin_again(left, losses), pauses)
         except (CorruptShardError, StoreError):
             if not len(left):
                 raise
         middle = len(left) // 2
         if not middle:
-            return np.zeros_like(kept), self._read(self._begin_again(0, left[:0]), ())
+            nothing = self._begin_again(left[:0], losses)
+            return np.zeros_like(kept), self._read(nothing, ())
         at_once = (0.0,) * len(_PAUSES)
         parts = (left[:middle], left[middle:])
-        halves = [self._left(part, at_once) for part in parts]
+        halves = [self._left(part, losses, at_once) for part in parts]
         kept[kept] = np.concatenate([is_left for is_left, _ in halves])
         by_field = zip(*(arrays for _, arrays in halves), strict=True)
         return kept, [concatenated(pair) for pair in by_field]
 
-    def _read(self, read: PlannedLoad, pauses: Sequence[float]) -> list[SampleRows]:
-        """One array for each field; a failed read is repeated after each pause."""
+    def _read(
+        self, read: PlannedLoad, pauses: Sequence[float], until: float = math.inf
+    ) -> list[SampleRows]:
+        """One array for each field; a failed read is repeated after each pause.
+
+        None is repeated after the time `until`.
+        """
         for pause in pauses:
             try:
                 return self._finish(read)
             except WindowMovedError:  # trying again cannot help
                 raise
             except StoreError:
+                if monotonic() > until:
+                    raise
                 self.incidents.n_retries += 1
                 if self.stop.wait(pause):
                     raise Stopped("stopped") from None
-            read = self._begin_again(read.start, read.samples)
+            read = self._begin_again(read.samples, read.losses)
         return self._finish(read)
 
-    def _planned(self, start: int, samples: Ints, origins: Ints) -> PlannedLoad:
-        """A planned read of all fields; `_finish` raises its errors."""
-        planned = PlannedLoad(start, samples)
+    def _plan(self, planned: PlannedLoad, origins: Ints) -> None:
+        """Plan a read of all fields; `_finish` raises its errors."""
         with self._failing_later(planned):
             for array_field in self.fields:
                 # The memory of the result may be lacking.
@@ -249,7 +295,6 @@ class Reader:
                 planned.finishers.append(done)
             if not any(array_field.keeps_chunks for array_field in self.fields):
                 planned.prepared = self._prepared(planned)
-        return planned
 
     def _prepared(self, planned: PlannedLoad) -> Prepared:
         return prepare([stoppable(job, self.stop) for job in planned.jobs])
@@ -284,9 +329,10 @@ class Reader:
         except GpushardError as error:
             read.error = error
 
-    def _begin_again(self, start: int, samples: Ints) -> PlannedLoad:
+    def _begin_again(self, samples: Ints, losses: Losses) -> PlannedLoad:
         self.attempts.clear()  # its memory is not to be held beside the next one's
-        planned = self._planned(start, samples, self.origins.of(samples))
+        planned = PlannedLoad(0, np.ones(len(samples), np.bool_), samples, losses)
+        self._plan(planned, self.origins.of(samples))
         self.attempts.append(planned)
         self._begin(planned)
         return planned
@@ -305,56 +351,21 @@ class Reader:
                     arrays.append(done())
             return arrays
 
-    def _readable(self, samples: Ints) -> NDArray[np.bool_]:
+    def _readable(self, samples: Ints, losses: Losses) -> NDArray[np.bool_]:
         """Which samples can be read: bool, shape (n_samples,).
 
-        A group that fails is divided and tried again, down to the samples of one inner
-        chunk, or of a shard that is slow to fail. Groups are tried without pauses,
-        because `_read` paused before. With pauses for each group, a shard that is lost
-        for good would take minutes.
+        Groups are tried without pauses, because `_read` paused before. With pauses for
+        each group, many shards that are lost for good would take minutes.
         """
-        kept = np.zeros(len(samples), np.bool_)
-        first_row = self.origins.of(samples)[:, 0]
-        cell = self.axis.cell_at(np.minimum(first_row, self.axis.extent - 1))
-        order = np.argsort(samples, kind="stable")
-        pieces = [(order, False)]
-        while pieces:
-            piece, is_last_try = pieces.pop()
-            is_last_try = is_last_try or self._fail_together(piece, cell)
-            pauses = (0.0,) * len(_PAUSES) if is_last_try else ()
-            started = monotonic()
+        groups = Groups(samples, losses, self.axis)
+        while (group := groups.next()) is not None:
+            pause = _SHORT_PAUSE if losses.n_failing > 1 else 0.0
+            pauses = (pause,) * len(_PAUSES) if groups.is_alone else ()
+            started, until = monotonic(), quick_until()
             try:
-                self._read(self._begin_again(0, samples[piece]), pauses)
+                self._read(self._begin_again(group, losses), pauses, until)
             except (CorruptShardError, StoreError) as error:
-                is_slow = monotonic() - started > _SLOW_S
-                if not is_last_try:
-                    pieces += self._parts(piece, samples, error if is_slow else None)
+                groups.note_failed(error, monotonic() - started)
             else:
-                kept[piece] = True
-        return kept
-
-    def _parts(
-        self, piece: Ints, samples: Ints, slow: GpushardError | None
-    ) -> list[tuple[Ints, bool]]:
-        """A group that failed, divided; and whether a part is not to be divided again.
-
-        If the store took long to fail, so does each try. The samples of the shard that
-        the error is about are then one part.
-        """
-        if isinstance(slow, StoreError):
-            origins = self.origins.of(samples[piece])
-            about = samples_about(slow, self.fields, origins)
-            if about is not None and about.any():
-                parts = [(piece[about], True), (piece[~about], False)]
-                return parts[: 1 if about.all() else 2]
-        middle = len(piece) // 2
-        return [(piece[:middle], False), (piece[middle:], False)]
-
-    def _fail_together(self, piece: Ints, cell: Ints) -> bool:
-        """Whether the samples fail together: only one, or rows of one inner chunk."""
-        if len(piece) == 1:
-            return True
-        first = self.fields[0]
-        # `cell` is where samples begin, not where the rows ahead of them lie.
-        is_aligned = len(self.fields) == 1 and first.is_row_wise and not first.cut.lead
-        return is_aligned and bool(np.all(cell[piece] == cell[piece[0]]))
+                groups.note_read()
+        return groups.kept
