@@ -135,6 +135,7 @@ def test_results_with_gaps_in_every_row_are_written_where_the_caller_says(tmp_pa
     assert not memory[:, 1::2].any()
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_text_that_nobody_wants_is_not_read(tmp_path):
     words = VALUES.astype(np.dtypes.StringDType())
     a = opened(put(tmp_path, words))
