@@ -84,7 +84,7 @@ def test_as_many_little_arrays_are_converted_side_by_side_as_memory_allows(
     limit, n_most, tmp_path, monkeypatch
 ):
     make_group(tmp_path / "src")
-    together = threading.Barrier(n_most, timeout=60)
+    together = threading.Barrier(n_most, timeout=10)
     plain, lock, now, seen = Conversion._convert, threading.Lock(), [0], []
 
     def convert(self, *args):

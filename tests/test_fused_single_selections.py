@@ -13,6 +13,7 @@ import gpushard
 from fused_cases import CHAINS, FUSED, VALUES, ZSTD, stored
 from gpushard.fused import choice
 from gpushard.fused.short.single import SingleReader
+from gpushard.options import MIB
 from zarr_oracle import assert_same_bits
 
 pytest.importorskip("numba", reason="the compiled loops need numba (extra `fast`)")
@@ -92,6 +93,19 @@ def test_a_read_that_asks_for_nothing_else_is_not_parsed_before_it_is_short(
     element = array.read((40, 17))
     assert isinstance(element, np.ndarray)
     assert_same_bits(element, np.asarray(VALUES[40, 17]))
+
+
+@pytest.mark.parametrize(
+    "manner",
+    [{"dtype": "i8"}, {"errors": "fill"}, {"memory_limit": 64 * MIB}],
+    ids=lambda manner: next(iter(manner)),
+)
+def test_a_read_that_asks_for_more_is_not_taken_before_it_is_parsed(
+    manner, array, monkeypatch
+):
+    monkeypatch.setattr(SingleReader, "read", None)
+    want = VALUES[INSIDE].astype(manner.get("dtype", VALUES.dtype))
+    assert_same_bits(array.read(INSIDE, **manner), want)
 
 
 class _Odd(np.ndarray):

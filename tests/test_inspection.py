@@ -256,6 +256,13 @@ def test_inner_chunks_in_the_same_bytes_are_checked_once_and_all_told():
     assert "in bytes of inner chunk (3,):" in overlap.message
 
 
+def test_inner_chunks_that_share_the_last_bytes_are_all_counted():
+    meta = document((3,), (3,), sharding((1,), codecs=[LITTLE]))
+    data = bytes(2) + index_of([(0, 1), (1, 1), (1, 1)])
+    result = verify_array(opened(meta, **{"0": data}).source, decodes=True)
+    assert result.counts["n_checked_inner_chunks"] == 3
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "told"),
     [

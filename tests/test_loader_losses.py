@@ -10,6 +10,7 @@ import gpushard
 from gpushard import Loader
 from gpushard.loader import losses, reading
 from gpushard.loader.fields import Field
+from gpushard.loader.groups import Groups
 from loader_data import IMAGES, N, images
 
 SHARD = 12
@@ -315,6 +316,54 @@ def test_what_is_known_to_be_lost_is_not_planned(place, tried, monkeypatch):
     assert sum(map(len, loader)) == N - SHARD
     # Each of the thirteen loads once; the first but one may be planned too early.
     assert len(planned) - len(tried) <= 14
+
+
+def test_what_is_lost_after_a_load_was_planned_is_left_out(place, tried, monkeypatch):
+    monkeypatch.setattr(reading, "LOAD_NBYTES", 8 * 12)
+    damage_index(place, 2)
+    array, left_out, lost = opened(place), reading.Reader._leave_out_lost, []
+    where = {"store_url": array.source.store.url, "array_path": array.path}
+    error = gpushard.CorruptShardError("damaged", shard_key="c/5/0/0", **where)
+
+    def lose_another(reader, read):
+        if not read.kept.all() and not lost:
+            lost.extend(i for i in read.samples.tolist() if i // SHARD == 5)
+            read.losses.note_failed(error, read.samples, 0.0, "once")
+            read.losses.note_failed(error, read.samples, 0.0, "once")
+        left_out(reader, read)
+
+    monkeypatch.setattr(reading.Reader, "_leave_out_lost", lose_another)
+    options = {"shuffle": True, "return_index": True, "on_error": "skip"}
+    loader = Loader(array, batch_size=32, prefetch_factor=0, **options)
+    seen = seen_by(loader)
+    assert lost
+    assert not {*lost, *range(2 * SHARD, 3 * SHARD)} & {*seen}
+    assert len({*seen}) == len(seen) == N - loader.stats()["samples_skipped"]
+
+
+def test_a_sample_that_failed_before_its_group_is_tried_again_after_others(told):
+    known, failure = told
+    known.note_failed(failure(gpushard.StoreError), SAMPLES[:1], 0.0, "alone")
+    groups = Groups(SAMPLES, known, images().source.layout.inner_axes[0])
+    (early,) = groups.next().tolist()
+    groups.note_failed(failure(gpushard.StoreError, early // SHARD), 0.0)
+    while (group := groups.next()) is not None:
+        assert early not in group or known.n_failing == 0
+        groups.note_read()
+    assert groups.kept.all()
+
+
+def test_seconds_of_failing_count_since_anything_was_read(told):
+    known, failure = told
+    errors = [failure(gpushard.StoreError, number) for number in range(3)]
+    known.note_failed(errors[0], SAMPLES[:1], 9.0, "alone")
+    known.note_read(SAMPLES[50:51])
+    for number, error in enumerate(errors):
+        known.note_failed(error, SAMPLES[number * SHARD :][:1], 1.0, "alone")
+    known.refuse_dead_store()
+    known.note_failed(errors[2], SAMPLES[2 * SHARD :][:1], 7.0, "alone")
+    with pytest.raises(gpushard.StoreError, match="no sample any more"):
+        known.refuse_dead_store()
 
 
 @pytest.mark.parametrize(

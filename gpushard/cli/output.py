@@ -98,7 +98,7 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
 
 def _padded_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a table that is never wrapped, as those for another program are."""
-    # rich would print the same, in many times the time.
+    # rich would print the same but for lone combining marks, in many times the time.
     from rich.cells import cell_len
 
     widths = [0] * max(map(len, rows))
