@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import ShardingCodec
+from zarr.codecs import ShardingCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
@@ -24,6 +24,7 @@ from device_fetch_cases import emulated
 from gpushard.options import DEFAULT, KIB, MIB, Options
 from gpushard.selecting.selection import whole
 from gpushard.stores.base import ByteRequest, FetchCosts
+from gpushard.stores.held import HeldObjects
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote_url import open_url
 from gpushard.stores.resolve import adapt
@@ -347,3 +348,25 @@ def test_a_read_to_a_device_makes_the_same_requests(tmp_path):
     check(results[0], 0, n_rows)
     assert len(store.take()) == 1 + n_payload(20)
     assert job.tally.counts["n_payload_requests"] == n_payload(20)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_parts_of_neighbours_in_a_wrapped_shard_are_cut_out_together(
+    tmp_path, monkeypatch, axis
+):
+    values = np.arange(64 * 64, dtype="i4").reshape(64, 64)
+    serializer = ShardingCodec(chunk_shape=(8, 8), codecs=[zarr.codecs.BytesCodec()])
+    how = {"chunks": values.shape, "compressors": ZstdCodec(), "serializer": serializer}
+    zarr.create_array(tmp_path / "a", data=values, **how)
+    read, asked = HeldObjects.read, []
+
+    def counting(self, requests):
+        asked.append(len(requests))
+        return read(self, requests)
+
+    monkeypatch.setattr(HeldObjects, "read", counting)
+    a = gpushard.open_array(tmp_path / "a", options=Options(**PLAIN))
+    selection = (slice(None),) * axis + (slice(1, None, 5),)
+    assert np.array_equal(a[selection], values[selection])
+    assert asked == [1, 1]  # of the index, and of all inner chunks

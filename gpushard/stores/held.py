@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+from gpushard.options import KIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 
-# Nothing is copied, so each range is a request of its own; cuts only share the work.
+# Nothing is copied, so a gap costs less than a request. But the work is shared by the
+# bytes of requests, so wide gaps would cut little work into many shares.
 _COSTS = FetchCosts(
-    gap_nbytes=0,
+    gap_nbytes=16 * KIB,
     max_request_nbytes=2**62,
     concurrency=1,
     prefers_whole_objects=False,
