@@ -14,6 +14,7 @@ import pytest
 import gpushard
 from array_strategies import codec
 from gpushard import Options
+from gpushard.codecs import libdeflate
 from gpushard.fused import choice
 from gpushard.fused.short import ways
 from gpushard.fused.short.sharded import ShortShardedReader
@@ -50,7 +51,7 @@ CHAINS = {
     **{
         f"blosc {name} {shuffle} {blocksize}": [blosc(name, shuffle, blocksize)]
         for name, shuffle, blocksize in itertools.product(
-            ["lz4", "lz4hc", "zstd"],
+            ["lz4", "lz4hc", "zstd", *(["zlib"] if libdeflate.find() else [])],
             ["noshuffle", "shuffle", "bitshuffle"],
             [0, 512],
         )

@@ -89,7 +89,7 @@ def test_the_loops_know_byte_orders_and_transposes(dtype, order, seen):
 
 
 @pytest.mark.parametrize("shuffle", ["noshuffle", "shuffle", "bitshuffle"])
-@pytest.mark.parametrize("name", ["lz4", "zstd", "blosclz"])
+@pytest.mark.parametrize("name", ["lz4", "zstd", "blosclz", "zlib"])
 @pytest.mark.parametrize("blocksize", [0, 1024, 3000])
 def test_parts_of_a_frame_are_decoded_block_by_block(
     name, shuffle, blocksize, tmp_path

@@ -22,6 +22,7 @@ from fused_cases import (
     VALUES,
     assert_all_fused,
     assert_same_outcome,
+    blosc,
     kind_of_sink,
     need_fast_packages,
     stored,
@@ -263,6 +264,14 @@ def test_of_blosc_frames_only_those_without_lz4_need_a_library(
         assert_same_bits(a[...], VALUES)
         assert (seen.n_left > 0) == leaves
         assert type(seen.sinks.pop()) is not HostSink
+
+
+def test_blosc_frames_of_zlib_go_the_plain_way_without_libdeflate(without, seen):
+    without("libdeflate")
+    objects = stored([blosc("zlib", "shuffle")]).objects
+    a = gpushard.open_array(held(objects), options=FUSED)
+    assert_same_bits(a[...], VALUES)
+    assert type(seen.sinks.pop()) is HostSink
 
 
 # What the loops ask of the libraries, as Python runs them.

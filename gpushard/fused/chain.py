@@ -13,6 +13,7 @@ from gpushard.codecs.small_floats import is_small_float
 from gpushard.formats.data_types import dtype_of_numbers
 from gpushard.fused.columns import (
     BLOSC,
+    BLOSC_ZLIB,
     BOOL,
     CASTS,
     COPY,
@@ -41,8 +42,6 @@ _KINDS = {
     "numcodecs.zlib": ZLIB,
 }
 _CRC32C = "crc32c"
-# Compressors of Blosc frames that the loops do not decode.
-_LEFT_OF_BLOSC = ("zlib", "snappy")
 
 
 class Pace(NamedTuple):
@@ -64,6 +63,7 @@ _PACES = {
     RAW: Pace(1, 0.06),
     LZ4: Pace(1.7, 0.3),
     BLOSC: Pace(7, 0.5),
+    BLOSC_ZLIB: Pace(8, 1.4),
     ZSTD: Pace(5, 0.9),
     GZIP: Pace(8, 1.4),
     ZLIB: Pace(8, 1.4),
@@ -83,7 +83,7 @@ class FusedChain:
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `GZIP` or `ZLIB`.
+        `RAW`, `ZSTD`, `BLOSC`, `BLOSC_ZLIB`, `LZ4`, `GZIP` or `ZLIB`.
     has_crc
         Whether a checksum follows the payload.
     chunk_nbytes
@@ -159,7 +159,12 @@ class FusedChain:
         Blocks of a Blosc frame, and bytes that were shuffled, are put together from a
         copy.
         """
-        return self.kind != BLOSC and not self.shuffle_itemsize
+        return not (self.has_frames or self.shuffle_itemsize)
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether inner chunks are Blosc frames."""
+        return self.kind in (BLOSC, BLOSC_ZLIB)
 
     @property
     def out_itemsize(self) -> int:
@@ -226,8 +231,11 @@ def _find_chain(source: Source) -> FusedChain | None:
     if stream is None or change is None or len(strides) == 1:
         return None
     # Most frames have the compressor that the metadata names.
-    if source.layout.chain.blosc_compressor in _LEFT_OF_BLOSC:
+    compressor = source.layout.chain.blosc_compressor
+    if compressor == "snappy":
         return None
+    if compressor == "zlib":
+        stream = stream._replace(kind=BLOSC_ZLIB)
     pace = _PACES[LZ4 if source.layout.chain.decodes_fast else stream.kind]
     store = _store_of_files(source)
     return FusedChain(

@@ -27,7 +27,8 @@ LIST_WORDS = 5
 
 # Kinds of streams. A chain has one of RAW to ZLIB. Each has its own decoder in the
 # loops, except for deflate (GZIP, ZLIB), which libz or, if present, libdeflate decodes.
-RAW, ZSTD, BLOSC, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(8)
+# BLOSC_ZLIB: Blosc frames of deflate, which only libdeflate decodes.
+RAW, ZSTD, BLOSC, BLOSC_ZLIB, LZ4, GZIP, ZLIB, INFLATE, LIBDEFLATE = range(9)
 
 # Changes to elements. The values 2, 4 and 8 are the number of bytes to reverse.
 COPY, BOOL = 0, 1

@@ -16,6 +16,7 @@ from gpushard.codecs import libdeflate, libzstd
 from gpushard.fused.addresses import function_address
 from gpushard.fused.columns import (
     BLOSC,
+    BLOSC_ZLIB,
     GZIP,
     INFLATE,
     LIBDEFLATE,
@@ -42,7 +43,7 @@ class Library(NamedTuple):
     name
         Name of the library in a report.
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+        `RAW`, `ZSTD`, `BLOSC`, `BLOSC_ZLIB`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
     decode, reset, decode_part
         Addresses of functions: one decompresses, one readies a context for another
         stream, one decodes as much of a stream as it is given; 0 if there is none.
@@ -79,6 +80,10 @@ def find_library(kind: int, *, is_large: bool = False) -> Library | None:
         return (zstd or Library("", kind))._replace(name=name, kind=kind)
     if kind == ZSTD:
         return zstd
+    if kind == BLOSC_ZLIB:
+        found = _libdeflate(kind)
+        name = f"{_OWN_LZ4}, {found.name}" if found else ""
+        return found and found._replace(name=name, kind=kind)
     return _libdeflate(kind) or _libz(kind)
 
 

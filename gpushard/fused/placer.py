@@ -15,7 +15,7 @@ from gpushard.codecs.blosc_frame import LARGE_BLOCK_NBYTES
 from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import Landings, cut, stride_columns
 from gpushard.fused.chain import FusedChain, plan_parameters
-from gpushard.fused.columns import BLOSC, FIRST_LENGTH, PART
+from gpushard.fused.columns import FIRST_LENGTH, PART
 from gpushard.fused.libraries import Library
 from gpushard.fused.shares import Shares
 from gpushard.fused.thread_memory import ThreadMemory
@@ -177,7 +177,7 @@ class BoxPlacer:
         context = _memory.context(library)
         if library.decode and not context:
             return None
-        if chain.kind == BLOSC:
+        if chain.has_frames:
             staging_nbytes = TILE_NBYTES + min(chain.chunk_nbytes, LARGE_BLOCK_NBYTES)
         else:
             staging_nbytes = BUFFERS_NBYTES if library.decode_part else 0

@@ -69,7 +69,7 @@ class Decoder(NamedTuple):
     Attributes
     ----------
     kind
-        `RAW`, `ZSTD`, `BLOSC`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
+        `RAW`, `ZSTD`, `BLOSC`, `BLOSC_ZLIB`, `LZ4`, `INFLATE` or `LIBDEFLATE`.
     has_crc
         Whether four bytes of CRC-32C follow the payload.
     decode, context

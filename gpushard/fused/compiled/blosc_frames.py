@@ -1,7 +1,8 @@
 """Decodes Blosc frames in compiled loops.
 
 The rules are those of `gpushard.codecs.blosc_frame`. Streams of LZ4 and of blosclz are
-decoded here, streams of zstd by libzstd. Frames of other compressors are refused.
+decoded here. One library decodes others: libzstd those of zstd, or libdeflate those of
+zlib. Frames of other compressors are refused.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _DONT_SPLIT = blosc_frame.DONT_SPLIT
 _LARGE_BLOCK_NBYTES = blosc_frame.LARGE_BLOCK_NBYTES
 
 # Results of a check.
-_REFUSED, _STORED, _LZ4, _ZSTD, _BLOSCLZ = range(5)
+_REFUSED, _STORED, _LZ4, _ZSTD, _BLOSCLZ, _ZLIB = range(6)
 # In place of a function and its context, for streams that need none.
-_LZ4_STREAMS, _BLOSCLZ_STREAMS = (0, 0), (0, 1)
+_LZ4_STREAMS, _BLOSCLZ_STREAMS = (0, 0, 0), (0, 1, 0)
 
 
 @calls.inner
@@ -70,7 +71,7 @@ def _check_frame(source: int, nbytes: int, expected: int) -> int:
 
 @calls.inner
 def _decoder_of(source: int) -> int:
-    """What decodes the blocks of a frame: `_LZ4` to `_BLOSCLZ`, or nothing."""
+    """What decodes the blocks of a frame: `_LZ4` to `_ZLIB`, or nothing."""
     # Larger blocks need more memory than is counted.
     if calls.load_32(source + 8) > _LARGE_BLOCK_NBYTES and _is_filtered(source):
         return _REFUSED
@@ -79,6 +80,8 @@ def _decoder_of(source: int) -> int:
         return _LZ4
     if compressor == blosc_frame.BLOSCLZ:
         return _BLOSCLZ
+    if compressor == blosc_frame.ZLIB:
+        return _ZLIB
     return _ZSTD if compressor == blosc_frame.ZSTD else _REFUSED
 
 
@@ -115,18 +118,27 @@ def _holds_its_streams(source: int, nbytes: int, expected: int, n_splits: int) -
 
 @calls.inner
 def _decode_stream(
-    zstd: tuple[int, int], source: int, nbytes: int, target: int, sizes: tuple[int, int]
+    library: tuple[int, int, int],
+    source: int,
+    nbytes: int,
+    target: int,
+    sizes: tuple[int, int],
 ) -> bool:
     """Whether a stream decodes to exactly so many bytes; with no function, here.
 
     `sizes` are this number, and how many of them are enough.
     """
-    function, context = zstd
+    function, context, used = library
     expected, enough = sizes
     if function == 0:
         if context == 0:
             return decode_lz4(source, nbytes, target, expected, enough)
         return decode_blosclz(source, nbytes, target, expected, enough)
+    if used:
+        # Given no address for the decoded size, libdeflate requires the exact size.
+        deflated = (context, source, nbytes, target, expected, used, 0)
+        status = calls.call_libdeflate(function, deflated)
+        return status == 0 and calls.load_64(used) == nbytes
     call = (context, target, expected, source, nbytes)
     # In one call libzstd would decode any number of frames.
     return is_one_frame(source, nbytes) and calls.call_zstd(function, call) == expected
@@ -134,7 +146,7 @@ def _decode_stream(
 
 @calls.inner
 def _decode_streams(
-    zstd: tuple[int, int], source: int, n_splits: int, target: int, sizes: Any
+    library: tuple[int, int, int], source: int, n_splits: int, target: int, sizes: Any
 ) -> bool:
     """Decode the streams of a block one behind the other; False on damage.
 
@@ -148,7 +160,7 @@ def _decode_streams(
         place = target + k * each
         if stream_nbytes == each:
             calls.copy_bytes(place, source, enough)
-        elif not _decode_stream(zstd, source, stream_nbytes, place, sizes):
+        elif not _decode_stream(library, source, stream_nbytes, place, sizes):
             return False
         source += stream_nbytes
     return True
@@ -166,7 +178,7 @@ def _enough(source: int, n_splits: int, each: int, stop: int) -> int:
 
 @calls.inner
 def _decode_blocks(
-    zstd: tuple[int, int], source: int, target: int, expected: int, how: Any
+    library: tuple[int, int, int], source: int, target: int, expected: int, how: Any
 ) -> bool:
     """Decode the blocks with the wanted bytes to their places; False on damage."""
     wanted, room = how
@@ -182,7 +194,7 @@ def _decode_blocks(
         part = (max(wanted[0] - done, 0), wanted[1] - done)
         each = n // n_splits
         sizes = each, _enough(source, n_splits, each, part[1])
-        if not _decode_streams(zstd, streams, n_splits, place, sizes):
+        if not _decode_streams(library, streams, n_splits, place, sizes):
             return False
         if is_filtered:
             if flags & _SHUFFLE:
@@ -194,7 +206,7 @@ def _decode_blocks(
 
 @calls.inner
 def decode_frame(
-    zstd: tuple[int, int],
+    library: tuple[int, int, int],
     source: int,
     nbytes: int,
     target: int,
@@ -203,9 +215,11 @@ def decode_frame(
 ) -> int:
     """Address where decoded byte 0 lies or would lie; 0 on failure.
 
-    It is `target` or in the source. `zstd` has the addresses of libzstd's function and
-    of its context, or zeros. `how` has the half-open range of decoded bytes that are
-    needed, and the address of memory for a tile and for a block (`words.TILE_NBYTES`).
+    It is `target` or in the source. `library` has the addresses of libzstd's function
+    and of its context, or zeros, and 0; or those of libdeflate, and of a word in which
+    it says how many bytes it used. `how` has the half-open range of decoded bytes that
+    are needed, and the address of memory for a tile and for a block
+    (`words.TILE_NBYTES`).
     Only blocks that contain some of these bytes are decoded, of LZ4 and blosclz only as
     far.
     """
@@ -217,6 +231,6 @@ def decode_frame(
         is_done = _decode_blocks(_LZ4_STREAMS, source, target, expected, how)
     elif found == _BLOSCLZ:
         is_done = _decode_blocks(_BLOSCLZ_STREAMS, source, target, expected, how)
-    elif found == _ZSTD and zstd[0] != 0:
-        is_done = _decode_blocks(zstd, source, target, expected, how)
+    elif found == (_ZLIB if library[2] else _ZSTD) and library[0] != 0:
+        is_done = _decode_blocks(library, source, target, expected, how)
     return target if is_done else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpushard.fused.columns import BLOSC, INFLATE, LZ4, RAW, ZSTD
+from gpushard.fused.columns import BLOSC, BLOSC_ZLIB, INFLATE, LZ4, RAW, ZSTD
 from gpushard.fused.compiled import calls
 from gpushard.fused.compiled.blosc_frames import decode_frame
 from gpushard.fused.compiled.lz4 import decode_lz4
@@ -50,9 +50,10 @@ def _decode_stream(
             return 0
     if d.kind == RAW:
         return source if nbytes == d.chunk_nbytes else 0
-    if d.kind == BLOSC:
-        zstd, how = (d.decode, d.context), (wanted, d.staging)
-        return decode_frame(zstd, source, nbytes, target, d.chunk_nbytes, how)
+    if d.kind in (BLOSC, BLOSC_ZLIB):
+        used = d.scratch - 16 if d.kind == BLOSC_ZLIB else 0
+        library, how = (d.decode, d.context, used), (wanted, d.staging)
+        return decode_frame(library, source, nbytes, target, d.chunk_nbytes, how)
     if d.kind == ZSTD:
         is_whole = _decode_zstd(d, source, nbytes, target, wanted[1])
     elif d.kind == LZ4:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpushard.fused.columns import (
     BLOSC,
+    BLOSC_ZLIB,
     COPY,
     FILE,
     FILLED,
@@ -125,7 +126,7 @@ def _read_slabs(
 @calls.inner
 def _wanted(d: Decoder, boxes: Any, i: int, stop: int, strides: Any) -> tuple[int, int]:
     """Range of decoded bytes that a box and all boxes of its inner chunk need."""
-    if d.kind not in (BLOSC, LZ4, ZSTD) or d.shuffle_itemsize:
+    if d.kind not in (BLOSC, BLOSC_ZLIB, LZ4, ZSTD) or d.shuffle_itemsize:
         return 0, d.chunk_nbytes
     low, high = d.chunk_nbytes, 0
     # In another file, the same place has another inner chunk.

@@ -23,7 +23,7 @@ from gpushard.errors import ObjectChangedError
 from gpushard.fetching.fetch import known_index
 from gpushard.fused.addresses import address_of
 from gpushard.fused.chain import FusedChain
-from gpushard.fused.columns import BLOSC, FILLED, FIRST_LENGTH
+from gpushard.fused.columns import FILLED, FIRST_LENGTH
 from gpushard.fused.meshes import grid_of
 from gpushard.fused.short.one_call import OneCall
 from gpushard.layout import Coordinate
@@ -123,7 +123,7 @@ class SingleReader:
         # For more, decoding in part costs as much as decoding all, or is not possible.
         is_divisible = source.range_strides is not None
         self._most_in_part = part_nbytes if is_divisible else 0
-        is_large = chain.kind == BLOSC and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
+        is_large = chain.has_frames and chain.chunk_nbytes >= _MOST_BLOSC_NBYTES
         self._most_wanted = part_nbytes if is_large else chain.chunk_nbytes
         # Without shards, each inner chunk is found by its own place in the grid.
         self._axes = [
