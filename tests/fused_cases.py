@@ -137,19 +137,19 @@ def watch_sinks(monkeypatch: pytest.MonkeyPatch) -> Seen:
         seen.sinks.append(choice.host_sink(*args))
         return seen.sinks[-1]
 
-    def place_some(self, job, ranged, answer, rows):
+    def place_all(self, job, ranged, rows, *answers):
         seen.n_left += len(rows)
-        return plain(self, job, ranged, answer, rows)
+        return plain(self, job, ranged, rows, *answers)
 
     def read(*args):
         is_read = read_short(*args)
         seen.n_short += is_read
         return is_read
 
-    plain, read_short = HostSink.place_some, ShortShardedReader.read
+    plain, read_short = HostSink._place_all, ShortShardedReader.read
     monkeypatch.setattr(results, "host_sink", host_sink)
     monkeypatch.setattr(ShortShardedReader, "read", read)
-    monkeypatch.setattr(HostSink, "place_some", place_some)
+    monkeypatch.setattr(HostSink, "_place_all", place_all)
     return seen
 
 

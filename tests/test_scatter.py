@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ml_dtypes
+import numcodecs
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpushard
 import strategies as sts
 from gpushard.errors import SelectionError
 from gpushard.layout import GridAxis
+from gpushard.options import Options
 from gpushard.placing.scatter import GridTarget, PointTarget, check_cast, make_target
 from gpushard.planning.plan import plan_read
 from gpushard.selecting.expressions import basic, orthogonal, points
@@ -212,3 +216,20 @@ def test_a_cast_to_another_kind_is_refused_with_both_types(source, target):
     assert caught.value.expected == f"a data type that holds {source} values"
     assert caught.value.got == str(target)
     assert "convert" in caught.value.hint
+
+
+def test_where_many_small_objects_land_is_computed_together(tmp_path, monkeypatch):
+    values = np.arange(64 * 64, dtype="i4").reshape(64, 64)
+    how = {"chunks": (8, 8), "compressors": numcodecs.BZ2(), "zarr_format": 2}
+    zarr.create_array(tmp_path, data=values, **how)
+    found, calls = GridTarget.indexes, []
+
+    def counting(self, position):
+        calls.append(position.shape[1])
+        return found(self, position)
+
+    monkeypatch.setattr(GridTarget, "indexes", counting)
+    a = gpushard.open_array(tmp_path, options=Options(small_read_chunks=0, threads=1))
+    assert np.array_equal(a[1::3, ::-2], values[1::3, ::-2])
+    assert sum(calls) == 64
+    assert len(calls) == 1

@@ -106,8 +106,8 @@ class RangedBlock:
             self.requests.bounds[r] : self.requests.bounds[r + 1]
         ]
 
-    def cuts(self, rows: Ints, base: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where inner chunks lie in the bytes of their object from offset `base` on.
+    def cuts(self, rows: Ints, base: Ints | int) -> Iterator[tuple[int, int, int, int]]:
+        """Where inner chunks lie in the bytes of their objects from offsets `base` on.
 
         For each: its first byte there and one past its last, where these bytes begin in
         the stored inner chunk, and how many that has.

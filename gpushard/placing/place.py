@@ -95,18 +95,15 @@ class HostSink:
 
         Raises `CorruptShardError` if an inner chunk is damaged.
         """
-        for answer in fetched:
-            self.place_some(job, ranged, answer, ranged.rows_of(answer[0]))
+        per_answer = [ranged.rows_of(r) for r, _ in fetched]
+        nth = np.repeat(np.arange(len(fetched)), list(map(len, per_answer)))
+        self._place_all(job, ranged, np.concatenate(per_answer), fetched, nth)
 
     def place_some(
         self, job: Job, ranged: RangedBlock, answer: Answer, rows: Ints
     ) -> None:
         """Decode and write some of the inner chunks in a request; raises as `place`."""
-        r, fetched = answer
-        base = int(ranged.requests.start[r])
-        with np.errstate(**_NO_WARNINGS):
-            for these in _few_at_a_time(rows):
-                self._place_rows(job, ranged, these, fetched, base)
+        self._place_all(job, ranged, rows, [answer], np.zeros(len(rows), np.int64))
 
     def job_reader(self, job: Job) -> None:
         """Return None: this sink always takes the general path."""
@@ -117,27 +114,44 @@ class HostSink:
     def finish(self) -> None:
         """Return at once: `fill` and `place` finish their work before they return."""
 
+    def _place_all(
+        self,
+        job: Job,
+        ranged: RangedBlock,
+        rows: Ints,
+        fetched: Sequence[Answer],
+        nth: Ints,
+    ) -> None:
+        """Place inner chunks, of which each lies in the answer ``fetched[nth]``."""
+        with np.errstate(**_NO_WARNINGS):
+            for first in range(0, len(rows), _MOST_ROWS):
+                these = slice(first, first + _MOST_ROWS)
+                self._place_rows(job, ranged, rows[these], fetched, nth[these])
+
     def _place_rows(
         self,
         job: Job,
         ranged: RangedBlock,
         rows: Ints,
-        fetched: NDArray[np.uint8],
-        base: int,
+        fetched: Sequence[Answer],
+        nth: Ints,
     ) -> None:
-        """Place inner chunks from `fetched`, the bytes of their object from `base` on.
+        """Place a few inner chunks, as `_place_all` does.
 
         Adjacent rows with the same byte range are decoded once.
         """
         parts = ranged.block.part[rows].tolist()
         indexes = self._indexes(ranged.block, rows)
+        answers = [fetched[n] for n in nth.tolist()]
+        cuts = ranged.cuts(rows, ranged.requests.start[[r for r, _ in answers]])
         decoded: tuple[int, ...] = ()
         chunk: NDArray[Any] = _NOTHING
-        for i, here in enumerate(ranged.cuts(rows, base)):
+        for i, ((r, data), cut) in enumerate(zip(answers, cuts, strict=True)):
+            here = (r, *cut)
             if decoded != here:
                 chunk = _NOTHING  # frees the previous one before the next
-                span = fetched[here[0] : here[1]]
-                encoded = completed(job.source.room, span, here[2], here[3])
+                first, last, low, nbytes = cut
+                encoded = completed(job.source.room, data[first:last], low, nbytes)
                 chunk = decode_row(
                     job, ranged.block, int(rows[i]), encoded, ranged.claimed
                 )
