@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tracemalloc
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import stored_arrays
+from asked_store import BY_PRICE, IN_REQUESTS, AskedStore
 from gpushard import CorruptShardError, ObjectChangedError, SelectionError
 from gpushard.reading import masked, read, results
 from gpushard.selecting.expressions import points
@@ -177,15 +177,12 @@ def test_boxes_of_cells_of_several_lengths_cut_none(tmp_path):
         assert answers == [True, True]
 
 
-@pytest.mark.parametrize("is_far", [False, True])
-def test_over_a_network_fewer_unwanted_elements_are_fetched(tmp_path, is_far):
-    a = opened(put(tmp_path))
-    store = a.source.store
-    costs = replace(store.costs, prefers_whole_objects=is_far)
-    at_costs = mock.patch.object(type(store), "costs", costs)
-    with boxes_pay(_MANY_PER_TRUE=3, _FEW_PER_TRUE=2) as answers, at_costs:
+@pytest.mark.parametrize(("costs", "is_read"), [(IN_REQUESTS, True), (BY_PRICE, False)])
+def test_over_a_network_fewer_unwanted_elements_are_fetched(tmp_path, costs, is_read):
+    a = opened(AskedStore(put(tmp_path), costs))
+    with boxes_pay(_MANY_PER_TRUE=3, _FEW_PER_TRUE=2) as answers:
         a.vindex[VALUES % 3 == 0]
-    assert answers == [not is_far]
+    assert answers == [is_read]
 
 
 def flip(place, entry):

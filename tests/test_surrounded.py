@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from array_strategies import stored_arrays
+from asked_store import BY_PRICE, IN_REQUESTS, AskedStore
 from gpushard import CorruptShardError, ObjectChangedError, SelectionError
 from gpushard.reading import results, surrounded
 from gpushard.selecting.expressions import points
@@ -173,15 +173,12 @@ def test_a_box_is_read_if_that_takes_less_time_and_little_memory(
     assert answers == [is_read]
 
 
-@pytest.mark.parametrize("is_far", [False, True])
-def test_over_a_network_fewer_unwanted_elements_are_fetched(tmp_path, is_far):
-    a = opened(put(tmp_path))
-    store = a.source.store
-    costs = replace(store.costs, prefers_whole_objects=is_far)
-    at_costs = mock.patch.object(type(store), "costs", costs)
-    with boxes_pay(_MANY_PER_POINT=2, _FEW_PER_POINT=1) as answers, at_costs:
+@pytest.mark.parametrize(("costs", "is_read"), [(IN_REQUESTS, True), (BY_PRICE, False)])
+def test_over_a_network_fewer_unwanted_elements_are_fetched(tmp_path, costs, is_read):
+    a = opened(AskedStore(put(tmp_path), costs))
+    with boxes_pay(_MANY_PER_POINT=2, _FEW_PER_POINT=1) as answers:
         a.vindex[some_points()]
-    assert answers == [not is_far]
+    assert answers == [is_read]
 
 
 def test_damage_of_an_inner_chunk_that_nobody_wants_is_no_error(tmp_path):
