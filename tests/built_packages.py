@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cuda_host.build import CACHE, only_one
 from gpushard.fused.code import kept_code, loading, machine_code
+from places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 LOOPS = "gpushard/fused/code/loops.bin"
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from gpushard.cli import app
+from places import ROOT
 
-ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(r"^( *)```(\S*)([^\n]*)\n(.*?)^ *```$", re.M | re.S)
 _REASON = re.compile(r'title="not run by the tests: (?P<reason>\S[^"]+)"')
 # Each lane has one of the two: they are large.

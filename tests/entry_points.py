@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from places import ROOT
 
 
 def entry_points(group: str) -> dict[str, Any]:

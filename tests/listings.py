@@ -21,6 +21,18 @@ def strided(array, turn):
     return np.asfortranarray(apart)[..., 1]
 
 
+def crossed(key, array):
+    """What ``oindex[key]`` means, by NumPy's own cross product."""
+    along = [
+        np.flatnonzero(k)
+        if isinstance(k, np.ndarray) and k.dtype == bool
+        else np.atleast_1d(np.arange(n)[k])
+        for k, n in zip(key, array.shape, strict=True)
+    ]
+    dropped = tuple(d for d, k in enumerate(key) if isinstance(k, int))
+    return array[np.ix_(*along)].squeeze(dropped)
+
+
 @st.composite
 def listings(draw):
     """What makes a listing, and its coordinates along each axis as NumPy has them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import bz2
 import ctypes
 import gc
+import gzip
 import json
 import lzma
 import os
@@ -30,6 +31,7 @@ import numcodecs.blosc
 import numpy as np
 import zstandard
 
+from array_strategies import codec
 from asked_store import put
 from damaged_arrays import opened
 from gpushard.fused import choice
@@ -37,7 +39,6 @@ from gpushard.options import KIB, MIB
 from hostile_shards import GZIP, ZSTD
 from memory_probe import status_nbytes
 from spec_shards import LITTLE, document, sharding
-from test_memory_alone import gzip, named
 
 LIMIT = 64 * MIB
 KIBS = os.environ.get("SWEEP_KIB", "64,256,1000,1900,3900,8000,15000,24000,30000")
@@ -47,8 +48,8 @@ WAYS = ("plain", "compiled")
 # Enough for all threads to have some, and for what allocators keep to pile up.
 _LEAST_NBYTES = 96 * MIB
 _WARM_NBYTES = 64 * KIB
-BLOSC = named("blosc", cname="lz4", clevel=5, shuffle="noshuffle", blocksize=0)
-BZ2, LZMA = named("numcodecs.bz2", level=1), named("numcodecs.lzma")
+BLOSC = codec("blosc", cname="lz4", clevel=5, shuffle="noshuffle", blocksize=0)
+BZ2, LZMA = codec("numcodecs.bz2", level=1), codec("numcodecs.lzma")
 
 Encode = Callable[[bytes], bytes]
 
@@ -77,7 +78,7 @@ def zstd(data: bytes, window_log: int = 0, n_frames: int = 1, *, told: bool) -> 
 
 
 def in_members(data: bytes) -> bytes:
-    return gzip(data[: len(data) // 3]) + gzip(data[len(data) // 3 :])
+    return gzip.compress(data[: len(data) // 3]) + gzip.compress(data[len(data) // 3 :])
 
 
 STREAMS: dict[str, tuple[list[Any], Encode]] = {
@@ -85,16 +86,16 @@ STREAMS: dict[str, tuple[list[Any], Encode]] = {
     "zstd": ([ZSTD], partial(zstd, told=True)),
     "zstd untold": ([ZSTD], partial(zstd, window_log=27, told=False)),
     "zstd halves": ([ZSTD], partial(zstd, window_log=10, n_frames=2, told=False)),
-    "zstd crc": ([ZSTD, named("crc32c")], partial(zstd, told=True)),
-    "gzip": ([GZIP], gzip),
+    "zstd crc": ([ZSTD, codec("crc32c")], partial(zstd, told=True)),
+    "gzip": ([GZIP], gzip.compress),
     "gzip members": ([GZIP], in_members),
-    "zlib": ([named("numcodecs.zlib", level=1)], partial(zlib.compress, level=1)),
-    "lz4": ([named("numcodecs.lz4")], numcodecs.LZ4().encode),
+    "zlib": ([codec("numcodecs.zlib", level=1)], partial(zlib.compress, level=1)),
+    "lz4": ([codec("numcodecs.lz4")], numcodecs.LZ4().encode),
     "bz2": ([BZ2], partial(bz2.compress, compresslevel=1)),
     "bz2 of level 9": ([BZ2], bz2.compress),
     "lzma": ([LZMA], partial(lzma.compress, preset=0)),
-    "gzip in zstd": ([GZIP, ZSTD], lambda d: zstd(gzip(d), told=True)),
-    "delta": ([named("numcodecs.delta", dtype="|u1"), ZSTD], partial(zstd, told=True)),
+    "gzip in zstd": ([GZIP, ZSTD], lambda d: zstd(gzip.compress(d), told=True)),
+    "delta": ([codec("numcodecs.delta", dtype="|u1"), ZSTD], partial(zstd, told=True)),
 }
 for _name in ("lz4", "blosclz", "zstd", "zlib"):
     for _shuffle, _filter in enumerate(("", " shuffle", " bitshuffle")):

@@ -75,7 +75,7 @@ _WHEEL_PLACES = (
 
 def run_tests(name: str, run: Run) -> None:
     """How many cases of one test, or of `CONTACT`, passed, failed and were skipped."""
-    test = str(_ROOT / "tests" / f"test_gpu_{TESTS.get(name, name)}.py")
+    test = str(_ROOT / "tests" / "devices" / f"test_gpu_{TESTS.get(name, name)}.py")
     if name != CONTACT:
         test += f"::test_{name}"
     arguments = ["-m", "gpu", "-v", "-p", "no:cacheprovider", "--tb=short", test]

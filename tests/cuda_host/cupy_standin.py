@@ -2,8 +2,8 @@
 
     cupy = install(monkeypatch, EmulatedDevice(...), EmulatedDevice(...))
 
-Names and parameters are CuPy 14's (`tests/test_cuda_device.py` compares them with the
-real ones, where CuPy is installed), and so is what goes wrong:
+Names and parameters are CuPy 14's (`tests/devices/test_cuda_device.py` compares them
+with the real ones, where CuPy is installed), and so is what goes wrong:
 
 * integers are Python's own, text is text and bytes are bytes;
 * a thread has a current device and, for the driver, a context that only the runtime
