@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from threading import RLock
 
-from gpushard.forks import after_fork
+from gpushard.threads.forks import after_fork
 
 # A turn takes milliseconds. The handler of a signal may wait for threads that wait for
 # the turn of its own thread, in vain: they go on, and warn.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpushard.alone import Alone
+from gpushard.threads.alone import Alone
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from gpushard.codecs.zarr_objects import (
 )
 from gpushard.errors import UnsupportedError
 from gpushard.layout import CodecChain, CodecSpec, Elements
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 from gpushard.zarr_thread import running_loop
 
 Batch = NDArray[Any] | Sequence[NDArray[Any]] | EncodedArrays

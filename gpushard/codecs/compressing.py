@@ -23,7 +23,7 @@ from gpushard.codecs.crc32c import with_checksum
 from gpushard.codecs.encoded import LARGE_NBYTES, Bytes, EncodedArrays
 from gpushard.layout import CodecSpec
 from gpushard.pages import in_pages
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 Compress = Callable[[EncodedArrays, int], EncodedArrays]
 """Encodes each of some bytes, with at most so many threads."""

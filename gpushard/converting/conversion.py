@@ -41,7 +41,7 @@ from gpushard.stores.base import Store
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.writers import writer_of
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 from gpushard.writing.assign import WriteSession
 from gpushard.writing.blueprint import (
     Blueprint,

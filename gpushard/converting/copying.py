@@ -24,7 +24,7 @@ from gpushard.selecting.selection import SliceAxis
 from gpushard.source import Source
 from gpushard.stores.local.file_bytes import Pieces
 from gpushard.stores.writers import writer_of
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 from gpushard.writing.changes import Change
 from gpushard.writing.encode import Encoder
 from gpushard.writing.payloads import Assembly, Payloads

@@ -32,7 +32,7 @@ from gpushard.placing.place import completed, decode_row
 from gpushard.planning.blocks import ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 # In Python, a larger inner chunk takes longer to decode than to be given to a thread.
 _LARGE_NBYTES = 64 * KIB

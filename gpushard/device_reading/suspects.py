@@ -20,7 +20,7 @@ from gpushard.planning.blocks import ShardBlock
 from gpushard.reading.read import execute
 from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 _LOST = "the device is lost with it: start a new process"
 _INTACT = "the host found no damage in what was being decoded"

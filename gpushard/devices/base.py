@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gpushard.devices.nvcomp import Nvcomp
 from gpushard.devices.placement import Rates
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import to_the_end
+from gpushard.threads.stop_flag import to_the_end
 
 Stream = int
 """Handle of a stream, as the driver gives it; 0 is the default stream."""

@@ -6,7 +6,7 @@ import threading
 from typing import Any, Protocol
 
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import flag_here
+from gpushard.threads.stop_flag import flag_here
 
 
 class Owner(Protocol):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import is_stopped
+from gpushard.threads.stop_flag import is_stopped
 
 Thing = TypeVar("Thing")
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from gpushard.devices.base import Stream
 from gpushard.devices.cuda_copies import QueryCalls
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import StopFlag, call_for
+from gpushard.threads.stop_flag import StopFlag, call_for
 
 Answer = TypeVar("Answer")
 _log = logging.getLogger("gpushard.devices")

@@ -20,7 +20,7 @@ from gpushard.report import Tally
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from gpushard.alone import Alone
 from gpushard.codecs import libzstd
 from gpushard.fetching.job import Sink
 from gpushard.fused.boxes import can_cut, landing_of
@@ -26,6 +25,7 @@ from gpushard.options import KIB, Options
 from gpushard.placing.place import HostSink
 from gpushard.planning.plan import ReadPlan
 from gpushard.source import Source
+from gpushard.threads.alone import Alone
 
 if TYPE_CHECKING:
     from gpushard.fused.code.loading import CompiledLoops

@@ -37,7 +37,7 @@ from gpushard.selecting.numbering import distinct
 from gpushard.selecting.selection import Ints
 from gpushard.stores.local.handles import FileHandle, is_in_memory, read_ahead
 from gpushard.stores.local.store import LocalStore
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 # Most files that are kept open at a time: far fewer than a process may have.
 _MOST_FILES = 32

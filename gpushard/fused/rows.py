@@ -20,7 +20,7 @@ from gpushard.fused.placer import Bools, BoxPlacer, LinkedLoops
 from gpushard.fused.shares import Shares
 from gpushard.memory.chunk_room import ChunkRoom
 from gpushard.selecting.selection import Ints
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 # The one axis of an inner chunk that stays as it is stored: its bytes.
 _BYTES = (1,)

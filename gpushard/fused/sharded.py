@@ -46,7 +46,7 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.local.handles import FileHandle
 from gpushard.stores.local.store import LocalStore
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 # Most shards to read at a time: each is an open file, of which a process may have few.
 _MOST_SHARDS = 64

@@ -16,7 +16,7 @@ from gpushard.options import KIB, MIB
 from gpushard.pages import LINE_NBYTES
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 # Least size of the decoded inner chunks of a share: decoding them takes much longer
 # than a claim (0.1 us if another thread has just made one).

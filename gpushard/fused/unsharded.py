@@ -35,7 +35,7 @@ from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
 from gpushard.stores.local.handles import FileHandle
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 # So often are files tried, before the others are left over because they are slow.
 _N_TRIALS = 2

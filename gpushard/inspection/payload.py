@@ -20,7 +20,7 @@ from gpushard.planning.coalesce import Requests, coalesce
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest
-from gpushard.work_queue import Spawner, Task
+from gpushard.threads.work_queue import Spawner, Task
 
 # Largest payload of one task, except for larger inner chunks; progress is reported
 # after each task.

@@ -33,8 +33,8 @@ from gpushard.selecting.selection import Ints
 from gpushard.source import Source
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
-from gpushard.work_queue import Spawner, Task, Work
-from gpushard.workers import run_tasks
+from gpushard.threads.work_queue import Spawner, Task, Work
+from gpushard.threads.workers import run_tasks
 
 # After so many failures the store counts as failed: each may take as long as
 # `patience_s`.

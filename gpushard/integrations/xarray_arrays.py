@@ -24,7 +24,7 @@ from gpushard.reading.joined import ArrayRead, read_joined
 from gpushard.report import Tally
 from gpushard.selecting import expressions
 from gpushard.selecting.selection import whole
-from gpushard.stop_flag import StopFlag, call_for
+from gpushard.threads.stop_flag import StopFlag, call_for
 
 FILL_VALUES = ("_FillValue", "missing_value")
 """Attributes that name packed values of missing elements."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gpushard.loader.memory import Memory
 from gpushard.options import KIB
-from gpushard.work_queue import Task
-from gpushard.workers import run_tasks
+from gpushard.threads.work_queue import Task
+from gpushard.threads.workers import run_tasks
 
 # Pieces of a load are cast one by one, so that a piece stays in cache.
 _PIECE_NBYTES = 512 * KIB

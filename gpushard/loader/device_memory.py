@@ -18,7 +18,7 @@ from gpushard.devices.base import Device, DeviceBuffer, Event, Stream, wait_out
 from gpushard.devices.output import DeviceOutput, contiguous_strides
 from gpushard.devices.scattering.transfer import Affine
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import to_the_end
+from gpushard.threads.stop_flag import to_the_end
 
 _Uses = dict[tuple[int, Stream], Event]
 """Thread and stream that memory was used in -> event that is done when that use is.

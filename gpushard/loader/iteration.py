@@ -21,7 +21,7 @@ from gpushard.loader.settings import Settings
 from gpushard.loader.shares import Share
 from gpushard.loader.state import Standing
 from gpushard.loader.stats import Progress
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 
 # Longest waits for a thread to end, in seconds. A thread ends after its current task: a
 # batch of requests, or compiling the loops. An interrupt does not wait for the latter.

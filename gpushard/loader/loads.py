@@ -13,7 +13,7 @@ from gpushard.loader.fields import Finish, SampleRows
 from gpushard.loader.losses import Losses
 from gpushard.reading.read import Prepared
 from gpushard.selecting.selection import Ints
-from gpushard.workers import StartedTasks
+from gpushard.threads.workers import StartedTasks
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from gpushard.selecting.selection import (
     Orthogonal,
     SliceAxis,
 )
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Event, Stream

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from weakref import finalize, ref
 
 from gpushard.errors import UnsupportedError
-from gpushard.stop_flag import INTERRUPTS, StopFlag, enter, leave
+from gpushard.threads.stop_flag import INTERRUPTS, StopFlag, enter, leave
 
 Item = TypeVar("Item")
 

@@ -44,7 +44,7 @@ from gpushard.loader.windows import Origins
 from gpushard.options import MIB
 from gpushard.reading.read import Prepared, finish, prepare, run, start_early
 from gpushard.selecting.selection import Ints
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 
 OnError = Literal["raise", "skip"]
 

@@ -20,9 +20,9 @@ from gpushard.fetching.job import (
 from gpushard.fetching.ranged import RangedBlock
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
-from gpushard.stop_flag import StopFlag
 from gpushard.stores.base import ByteRequest
-from gpushard.work_queue import Task
+from gpushard.threads.stop_flag import StopFlag
+from gpushard.threads.work_queue import Task
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

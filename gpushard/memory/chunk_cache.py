@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from gpushard.alone import Alone
-from gpushard.forks import after_fork
 from gpushard.memory.chunk_share import ChunkShare
 from gpushard.memory.chunk_slots import Hold, Keys, Slots
 from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE, Misses
 from gpushard.pages import LINE_NBYTES
 from gpushard.selecting.selection import Ints
+from gpushard.threads.alone import Alone
+from gpushard.threads.forks import after_fork
 
 # Misses that a sparing cache remembers, for each inner chunk that there is room for. Of
 # more, most would be dropped again before the next read of them.

@@ -7,9 +7,9 @@ from operator import attrgetter
 from typing import Protocol
 from weakref import WeakSet
 
-from gpushard.forks import after_fork
 from gpushard.memory.chunk_slots import Slots
 from gpushard.options import MIB
+from gpushard.threads.forks import after_fork
 
 # All arrays that a process reads with the default options.
 _LIMIT_NBYTES = 64 * MIB

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.forks import after_fork
-from gpushard.pools import run_in_turn
+from gpushard.threads.forks import after_fork
+from gpushard.threads.pools import run_in_turn
 
 
 class Freed:

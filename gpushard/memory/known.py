@@ -10,9 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from gpushard.alone import Alone
-from gpushard.forks import after_fork
 from gpushard.planning.index import ShardIndex
+from gpushard.threads.alone import Alone
+from gpushard.threads.forks import after_fork
 
 # With at most this many, keys of the first 2**39 indexes of a process fit 63 bits.
 _MOST_ENTRIES = 1 << 24

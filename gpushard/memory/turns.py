@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gpushard.forks import after_fork
+from gpushard.threads.forks import after_fork
 
 
 class Turns:

@@ -18,7 +18,7 @@ from gpushard.options import MIB
 from gpushard.placing.keeping import current_file_version, fits_cache, keys_of
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
-from gpushard.work_queue import Task
+from gpushard.threads.work_queue import Task
 
 # Bytes that a task copies at a time, which takes half a millisecond.
 _SHARE_NBYTES = 4 * MIB

@@ -30,7 +30,7 @@ from gpushard.planning.coalesce import Requests, coalesce, cut_batches
 from gpushard.reading.requests import batches_of, is_waited_for, requests_of
 from gpushard.selecting.selection import Ints
 from gpushard.stores.base import end_of
-from gpushard.work_queue import Spawner, Task, Work
+from gpushard.threads.work_queue import Spawner, Task, Work
 
 
 def range_tasks(job: Job, block: Block, n_workers: int) -> Iterator[Work]:

@@ -25,8 +25,8 @@ from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
 from gpushard.remade import naming_source
-from gpushard.work_queue import Spawner, Task, Work
-from gpushard.workers import StartedTasks, run_tasks
+from gpushard.threads.work_queue import Spawner, Task, Work
+from gpushard.threads.workers import StartedTasks, run_tasks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -34,8 +34,8 @@ from gpushard.report import Tally
 from gpushard.source import Source
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.held import HeldObjects
-from gpushard.work_queue import Spawner, Task, Work
-from gpushard.workers import run_tasks
+from gpushard.threads.work_queue import Spawner, Task, Work
+from gpushard.threads.workers import run_tasks
 
 # A shard is fetched whole if its decoded elements take at most 7/8 of what may be
 # fetched: compressors and indexes add less than the remaining 1/8.

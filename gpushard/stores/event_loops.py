@@ -12,7 +12,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     import asyncio

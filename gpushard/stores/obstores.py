@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from gpushard.options import KIB, MIB
 from gpushard.pages import in_pages
-from gpushard.pools import pause_at_end
 from gpushard.stores.answers import CHECK_SERVER, RefusalError
 from gpushard.stores.base import NETWORK_COSTS, FetchCosts
 from gpushard.stores.event_loops import result_in
 from gpushard.stores.failures import failure, first_line_of
+from gpushard.threads.pools import pause_at_end
 
 if TYPE_CHECKING:
     from obstore import GetResult

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpushard.errors import StoreError
-from gpushard.stop_flag import flag_here, is_stopped
 from gpushard.stores.answers import RefusalError, refusal_behind
 from gpushard.stores.base import ByteRequest
+from gpushard.threads.stop_flag import flag_here, is_stopped
 
 # At least half of it passes before a repeat, once the first repeats did not help: the
 # one that a server asks for, or those that the settings allow.

@@ -37,7 +37,7 @@ from gpushard.stores.wholes import (
     read_by_object,
     refuse_large_object,
 )
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 _MISSING, _FORBIDDEN, _PRECONDITION_FAILED, _UNSATISFIABLE = 404, 403, 412, 416
 # What servers without suffix ranges answer to them.

@@ -12,7 +12,7 @@ from gpushard.errors import StoreError
 from gpushard.options import MIB, Options
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.failures import failure
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 # If a server ignores ranges, a larger object is an error and not a surprise download.
 MOST_WHOLE_NBYTES = 64 * MIB

@@ -22,7 +22,7 @@ from gpushard.stores.local.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.local.files import FileWriter
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.obstores import request_errors
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 if TYPE_CHECKING:
     from gpushard.stores.remote import RemoteStore

@@ -27,7 +27,7 @@ from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.local.spool import Spool
 from gpushard.stores.local.visits import Visit
 from gpushard.stores.writers import Writer, writer_of
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 from gpushard.writing.changes import Change
 from gpushard.writing.encode import SPOOLED_SHARE, Encoder
 from gpushard.writing.in_place import (

@@ -25,7 +25,7 @@ from gpushard.pipeline import HostPipeline
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting.expressions import basic
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 from hostile_shards import GZIP, ZSTD
 from spec_shards import LITTLE, document, index_of, sharding
 from zarr_oracle import held

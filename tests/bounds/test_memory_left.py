@@ -25,7 +25,7 @@ from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
 from gpushard.selecting.expressions import basic
-from gpushard.work_queue import Spawner
+from gpushard.threads.work_queue import Spawner
 from hostile_shards import ZSTD
 from lone_chunks import N, let_little_count, put_chunk, zstd
 from spec_shards import LITTLE, document, sharding

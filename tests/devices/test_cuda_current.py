@@ -12,7 +12,7 @@ from cuda_cases import opened, stored, two_gpus
 from gpushard.device_reading import sink
 from gpushard.devices import find
 from gpushard.devices.cuda import CudaDevice
-from gpushard.stop_flag import StopFlag, enter, leave
+from gpushard.threads.stop_flag import StopFlag, enter, leave
 from zarr_oracle import assert_same_bits
 
 

@@ -27,8 +27,8 @@ from gpushard.devices.lane import Lane
 from gpushard.devices.slabs import PinnedSlab, Slab, pooled_nbytes
 from gpushard.devices.spares import Spares
 from gpushard.selecting.selection import whole
-from gpushard.stop_flag import StopFlag, enter, leave
-from gpushard.workers import run_side_by_side
+from gpushard.threads.stop_flag import StopFlag, enter, leave
+from gpushard.threads.workers import run_side_by_side
 from zarr_oracle import assert_same_bits
 
 

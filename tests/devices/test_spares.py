@@ -13,7 +13,7 @@ import pytest
 from gpushard.devices import spares as spares_module
 from gpushard.devices.spares import Spares
 from gpushard.errors import DeviceError
-from gpushard.stop_flag import StopFlag, enter, leave
+from gpushard.threads.stop_flag import StopFlag, enter, leave
 from interrupts import is_cut_off
 
 # Python looks for signals at calls and at the ends of loops, not before these.

@@ -16,8 +16,8 @@ import pytest
 
 from damaged_arrays import WAYS, opened
 from gpushard.errors import CorruptShardError
-from gpushard.work_queue import Task
-from gpushard.workers import run_tasks
+from gpushard.threads.work_queue import Task
+from gpushard.threads.workers import run_tasks
 from spec_shards import document
 from test_damage_callables import DAMAGED, GOOD, N
 from zarr_oracle import held

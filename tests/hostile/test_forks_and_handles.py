@@ -28,11 +28,11 @@ from gpushard.fused import choice
 from gpushard.machine import usable_cpu_count
 from gpushard.memory.turns import turns
 from gpushard.options import MIB
-from gpushard.pools import run_in_turn
 from gpushard.stores.local import handles
 from gpushard.stores.local.store import LocalStore
 from gpushard.stores.remote_url import store_of
 from gpushard.stores.zarr import writer as zarr_writer
+from gpushard.threads.pools import run_in_turn
 from held_alone import held_by_another_thread
 from places import ROOT, TESTS
 from range_server import RangeServer

@@ -23,17 +23,18 @@ import zstandard
 
 import gpushard
 from forked import answers_in_a_fork
-from gpushard import Options, alone
-from gpushard.alone import Alone, is_inside
+from gpushard import Options
 from gpushard.fused import choice
 from gpushard.fused.columns import ZSTD
 from gpushard.fused.libraries import HalfImportedError, find_library
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.known import IndexCache
 from gpushard.options import MIB
-from gpushard.pools import Pool
 from gpushard.stores.local import handles
-from gpushard.workers import run_side_by_side
+from gpushard.threads import alone
+from gpushard.threads.alone import Alone, is_inside
+from gpushard.threads.pools import Pool
+from gpushard.threads.workers import run_side_by_side
 from held_alone import held_by_another_thread
 from small_array import VALUES, write_values
 from zarr_oracle import held

@@ -21,9 +21,9 @@ PACKAGE = ROOT / "gpushard"
 # that is a package, for every module in it that has no rank of its own. Layers of the
 # same rank do not import one another; the modules of one package may.
 WALK = (
-    ("errors", "machine", "cached_files", "forks", "alone", "stop_flag", "chunk_keys"),
-    ("pools", "work_queue", "arguments", "write_options", "quiet", "zarr_thread"),
-    ("options", "report", "workers", "damage", "attributes"),
+    ("errors", "machine", "cached_files", "chunk_keys", "threads"),
+    ("arguments", "write_options", "quiet", "zarr_thread"),
+    ("options", "report", "damage", "attributes"),
     ("layout", "pages"),
     ("selecting", "stores.base"),
     ("codecs.base",),

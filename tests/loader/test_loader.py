@@ -17,7 +17,7 @@ from gpushard import Loader, OptionError
 from gpushard.loader.fields import stored_axis
 from gpushard.loader.memory import Memory
 from gpushard.loader.prefetch import Prefetched, WaitStats
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 from loader_data import IMAGES, LABELS, ORDERS, N, handed_out, images, labels, stored
 
 

@@ -21,7 +21,7 @@ import gpushard
 from gpushard import Loader
 from gpushard.loader import reading
 from gpushard.loader.fields import Field
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 from loader_data import IMAGES, N
 
 

@@ -17,7 +17,7 @@ from gpushard.fused.files import FileBoxes
 from gpushard.loader import prefetch, reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, WaitStats
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 from loader_data import IMAGES, N, handed_out, images, stored
 
 

@@ -15,7 +15,7 @@ from gpushard.loader import losses, reading
 from gpushard.options import MIB
 from gpushard.reading import read as read_module
 from gpushard.stores.remote_url import open_url
-from gpushard.workers import StartedTasks
+from gpushard.threads.workers import StartedTasks
 from loader_data import IMAGES, N
 from range_server import RangeServer
 from s3_server import make_bucket, s3_server

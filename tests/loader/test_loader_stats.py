@@ -12,7 +12,7 @@ from gpushard.loader import reading
 from gpushard.loader.fields import Field
 from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stats import Progress, figures
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 from loader_data import N, labels
 from spec_shards import LITTLE, document, opened
 

@@ -20,7 +20,7 @@ from gpushard.fetching.job import Job
 from gpushard.loader import prefetch, reading
 from gpushard.loader.prefetch import Prefetched, WaitStats
 from gpushard.loader.stopping import Stopped, stoppable
-from gpushard.stop_flag import StopFlag
+from gpushard.threads.stop_flag import StopFlag
 from loader_data import N, images
 from places import DIGITS
 

@@ -16,10 +16,10 @@ import pytest
 
 from gpushard.errors import StoreError
 from gpushard.options import Options
-from gpushard.stop_flag import StopFlag, enter, leave
 from gpushard.stores.http import exchange, pool
 from gpushard.stores.http.wire import Wire
 from gpushard.stores.remote_url import open_url
+from gpushard.threads.stop_flag import StopFlag, enter, leave
 from raw_server import RawServer, sized, unanswering
 
 pytestmark = pytest.mark.network

@@ -16,7 +16,7 @@ import pytest
 import gpushard
 from gpushard.loader.loads import Incidents
 from gpushard.loader.reading import Reader
-from gpushard.stop_flag import StopFlag, enter, leave
+from gpushard.threads.stop_flag import StopFlag, enter, leave
 from places import ROOT
 from range_server import RangeServer
 from small_array import write_values
@@ -38,7 +38,7 @@ print("opened", flush=True)
 try:
     a[...]
 except KeyboardInterrupt:
-    from gpushard.pools import _pools
+    from gpushard.threads.pools import _pools
     busy = [p._tasks.qsize() for p in _pools.values()]
     idle = all(p._serving and not p._unended for p in _pools.values())
     print("interrupted", sum(busy), idle, flush=True)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpushard import workers
 from gpushard.errors import ObjectChangedError, StoreError
-from gpushard.pools import Future
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.local import store as local
 from gpushard.stores.local.store import LocalStore
+from gpushard.threads import workers
+from gpushard.threads.pools import Future
 from stored_object import BODY, RANGES, read_one, replace_file, write_object
 
 

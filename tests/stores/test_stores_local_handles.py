@@ -252,7 +252,7 @@ def test_forked_child_reads_on_while_the_parent_holds_locks(root: Path) -> None:
     script = """
 import os, sys, time, warnings
 from gpushard.options import KIB, Options
-from gpushard import workers
+from gpushard.threads import workers
 from gpushard.stores.local import store as local
 from gpushard.stores.local import handles, store as local
 from gpushard.stores.base import ByteRequest

@@ -19,7 +19,7 @@ from gpushard.codecs.chain_encoder import ChainEncoder
 from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.writers import writer_of
 from gpushard.stores.zarr.store import ZarrStore
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 from gpushard.write_options import WriteOptions
 from gpushard.writing.assign import n_shards_at_once, n_waiting_at_once
 from v3_documents import ZSTD, document, grid, rectilinear, sharding

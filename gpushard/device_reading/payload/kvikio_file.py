@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpushard.errors import StoreError, UnsupportedError
-from gpushard.stop_flag import to_the_end
+from gpushard.threads.stop_flag import to_the_end
 
 # kvikio raises these for any failure: C++ exceptions, and NumPy's refusals.
 _ERRORS = (RuntimeError, ValueError, OSError)

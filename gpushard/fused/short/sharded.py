@@ -50,7 +50,7 @@ from gpushard.selecting.selection import Ints, Selection, fills
 from gpushard.source import Source
 from gpushard.stores.local.handles import FileHandle, is_in_memory
 from gpushard.stores.local.store import LocalStore
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 
 
 class _OpenShards(NamedTuple):

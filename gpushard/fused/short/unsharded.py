@@ -48,7 +48,7 @@ from gpushard.options import KIB
 from gpushard.selecting.selection import Ints, Selection, fills
 from gpushard.source import Source
 from gpushard.stores.local.handles import FileHandle
-from gpushard.workers import run_tasks
+from gpushard.threads.workers import run_tasks
 
 # Time that opening, looking at and closing a file takes, beside reading and decoding;
 # and that looking at it by its path takes, and copying so much from where it is kept.

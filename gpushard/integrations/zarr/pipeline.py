@@ -24,7 +24,7 @@ from gpushard.errors import LimitError, ObjectDeletedError, UnsupportedError
 from gpushard.integrations.zarr.arrays import PipelineArray
 from gpushard.integrations.zarr.reading import read_batch
 from gpushard.options import limit_in_words
-from gpushard.stop_flag import StopFlag, call_for
+from gpushard.threads.stop_flag import StopFlag, call_for
 
 if TYPE_CHECKING:
     from zarr.abc.codec import Codec

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpushard.options import KIB
-from gpushard.stop_flag import is_stopped
 from gpushard.stores.http.connecting import Origin
 from gpushard.stores.http.pool import ConnectionPool
 from gpushard.stores.http.wire import (
@@ -18,6 +17,7 @@ from gpushard.stores.http.wire import (
     body_behind,
     read_head,
 )
+from gpushard.threads.stop_flag import is_stopped
 
 # A rest of a body up to this size is read, if it comes at once, to keep the connection:
 # such are the pages that come with a refusal.

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import TYPE_CHECKING
 
 from gpushard.options import KIB
-from gpushard.stop_flag import StopFlag, flag_here
+from gpushard.threads.stop_flag import StopFlag, flag_here
 
 if TYPE_CHECKING:
     import ssl

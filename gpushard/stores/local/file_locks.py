@@ -19,7 +19,7 @@ from threading import Timer, get_ident
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
-from gpushard.forks import after_fork
+from gpushard.threads.forks import after_fork
 
 if TYPE_CHECKING:
     from io import FileIO

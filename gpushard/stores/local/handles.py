@@ -16,10 +16,10 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.alone import Alone
-from gpushard.forks import after_fork
 from gpushard.options import GIB, KIB
 from gpushard.stores.base import PassingVersion
+from gpushard.threads.alone import Alone
+from gpushard.threads.forks import after_fork
 
 if sys.platform != "win32":
     import resource

@@ -36,7 +36,7 @@ from gpushard.stores.local.handles import (
     read_rest,
 )
 from gpushard.stores.local.root import StoreRoot
-from gpushard.workers import run_side_by_side
+from gpushard.threads.workers import run_side_by_side
 
 # Reading 64 KiB takes 8 us from the page cache and 20 us from an NVMe disk. One more
 # cold request takes 80 us. One thread that reads for all threads is a quarter slower

@@ -7,9 +7,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from gpushard.errors import StoreError
-from gpushard.stop_flag import flag_here
 from gpushard.stores.event_loops import Result, Work, result_in
 from gpushard.stores.failures import told
+from gpushard.threads.stop_flag import flag_here
 from gpushard.zarr_thread import running_loop
 
 

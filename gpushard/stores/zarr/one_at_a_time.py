@@ -15,7 +15,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 
 from gpushard.errors import StoreError
-from gpushard.forks import after_fork
+from gpushard.threads.forks import after_fork
 
 # Archives share one open file: with zipfile of Python 3.12, threads get bytes of other
 # places. A cache answers with as much of a file as another thread has written so far.

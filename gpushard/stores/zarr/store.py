@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpushard.errors import StoreError
-from gpushard.forks import after_fork
 from gpushard.options import KIB, MIB
 from gpushard.stores.base import (
     NETWORK_COSTS,
@@ -31,6 +30,7 @@ from gpushard.stores.zarr.listing import follows_get, lists_all, next_keys
 from gpushard.stores.zarr.loop import run_in_loop, run_without_loop
 from gpushard.stores.zarr.pieces import PiecedGets
 from gpushard.stores.zarr.ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
+from gpushard.threads.forks import after_fork
 
 if TYPE_CHECKING:
     import asyncio

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Sequence
 
 from gpushard.errors import StoreError, UnsupportedError
-from gpushard.forks import after_fork
 from gpushard.stores.base import ByteRequest
 from gpushard.stores.event_loops import Work
 from gpushard.stores.failures import failed_write, failure, refuse_unsafe_key
 from gpushard.stores.local.file_bytes import Pieces, Update, whole_object
 from gpushard.stores.zarr.loop import run_in_loop
 from gpushard.stores.zarr.store import ZarrStore
+from gpushard.threads.forks import after_fork
 
 # Many more than there are writes under way, so that these seldom share one.
 _N_LOCKS = 256

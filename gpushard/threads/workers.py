@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gpushard.pools import (
+from gpushard.threads.pools import (
     Future,
     break_off,
     cancel_or_wait,
     pool_of,
     submit_all,
 )
-from gpushard.work_queue import Spawner, Work, WorkQueue
+from gpushard.threads.work_queue import Spawner, Work, WorkQueue
 
 # Most threads for reads that stores over a network are asked for ahead. No more would
 # find a connection.

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from gpushard.pools import Future, Pool
-from gpushard.stop_flag import StopFlag
-from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
+from gpushard.threads.pools import Future, Pool
+from gpushard.threads.stop_flag import StopFlag
+from gpushard.threads.workers import StartedTasks, run_side_by_side, run_tasks
 
 
 def test_others_begin_before_the_calling_thread_joins_them():

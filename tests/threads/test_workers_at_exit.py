@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 
-from gpushard import pools
-from gpushard.pools import Pool, run_in_turn
-from gpushard.stop_flag import StopFlag
 from gpushard.stores import obstores
-from gpushard.workers import StartedTasks, run_side_by_side, run_tasks
+from gpushard.threads import pools
+from gpushard.threads.pools import Pool, run_in_turn
+from gpushard.threads.stop_flag import StopFlag
+from gpushard.threads.workers import StartedTasks, run_side_by_side, run_tasks
 
 
 @pytest.fixture(params=[0, 1])
@@ -179,7 +179,7 @@ def test_a_task_that_waits_for_a_busy_thread_is_done_by_its_caller():
 
 AT_EXIT = """
 import threading, time
-from gpushard import pools
+from gpushard.threads import pools
 
 def work():
     begun.set()
@@ -212,8 +212,8 @@ def at_exit(body: str) -> tuple[str, str, float]:
 
 AT_EXIT_OTHERS = """
 import atexit, os, signal, threading, time
-from gpushard import pools
-from gpushard.stop_flag import flag_here
+from gpushard.threads import pools
+from gpushard.threads.stop_flag import flag_here
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 
 def leave(*_):

@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 from weakref import ref
 
-from gpushard.alone import Alone, is_inside
-from gpushard.stop_flag import (
+from gpushard.threads.alone import Alone, is_inside
+from gpushard.threads.stop_flag import (
     INTERRUPTS,
     StopFlag,
     enter,

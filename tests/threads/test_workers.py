@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from gpushard.pools import Future, run_in_turn
-from gpushard.work_queue import Spawner
-from gpushard.workers import run_side_by_side, run_tasks
+from gpushard.threads.pools import Future, run_in_turn
+from gpushard.threads.work_queue import Spawner
+from gpushard.threads.workers import run_side_by_side, run_tasks
 
 WORKERS = [1, 2, 4]
 
@@ -244,7 +244,7 @@ def test_tasks_may_ask_stores_however_many_wait_for_them():
 
 FORK = """
 import os, signal, threading, time
-from gpushard.workers import run_side_by_side, run_tasks
+from gpushard.threads.workers import run_side_by_side, run_tasks
 done, both = [], threading.Barrier(2)
 run_tasks([lambda: done.append(1)] * 8, 2)
 run_side_by_side(lambda _: both.wait(), range(2), 2)

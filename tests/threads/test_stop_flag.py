@@ -13,9 +13,10 @@ from itertools import count
 import pytest
 
 from forked import answers_in_a_fork
-from gpushard import pools
 from gpushard.errors import StoreError
-from gpushard.stop_flag import (
+from gpushard.stores.zarr.loop import run_in_loop
+from gpushard.threads import pools
+from gpushard.threads.stop_flag import (
     StopFlag,
     enter,
     flag_here,
@@ -24,7 +25,6 @@ from gpushard.stop_flag import (
     stop_all,
     to_the_end,
 )
-from gpushard.stores.zarr.loop import run_in_loop
 from interrupts import is_cut_off
 
 # Before its `try` no call looks for signals.

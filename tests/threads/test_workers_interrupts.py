@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from forked import answers_in_a_fork
-from gpushard import pools
-from gpushard.pools import run_in_turn
-from gpushard.stop_flag import flag_here
-from gpushard.work_queue import Spawner, WorkQueue
-from gpushard.workers import run_side_by_side, run_tasks
+from gpushard.threads import pools
+from gpushard.threads.pools import run_in_turn
+from gpushard.threads.stop_flag import flag_here
+from gpushard.threads.work_queue import Spawner, WorkQueue
+from gpushard.threads.workers import run_side_by_side, run_tasks
 from interrupts import is_cut_off
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="this platform cannot fork"
 )
 MODULES = (
-    "gpushard/workers.py",
-    "gpushard/work_queue.py",
-    "gpushard/pools.py",
+    "gpushard/threads/workers.py",
+    "gpushard/threads/work_queue.py",
+    "gpushard/threads/pools.py",
     "/threading.py",
     "/futures/",
 )
