@@ -47,7 +47,7 @@ _LONG_S = 0.5e-3
 _N_GAPS = 65536
 # Pinned memory of this size and more is of payload, which nobody looks into.
 _PAYLOAD_NBYTES = 1 << 20
-_CALLS = "upload", "record", "wait", "get_context", "set_context"
+_CALLS = "upload", "record", "wait", "exchange_mode", "get_context", "set_context"
 
 
 class Library:

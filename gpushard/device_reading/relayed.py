@@ -26,7 +26,14 @@ from gpushard.device_reading.payload.device_slots import (
 )
 from gpushard.device_reading.payload.direct import DirectFetch, direct_files
 from gpushard.device_reading.payload.ring import RingFetch
-from gpushard.devices.base import Copier, CopyEvent, Device, Event, Stream
+from gpushard.devices.base import (
+    ONLY_OWN_CAPTURES,
+    Copier,
+    CopyEvent,
+    Device,
+    Event,
+    Stream,
+)
 from gpushard.devices.budget import Budget
 from gpushard.devices.decoding.chain import DeviceChain
 from gpushard.devices.spares import Spares
@@ -138,11 +145,14 @@ class ThreadBuffers(NamedTuple):
         One for each buffer.
     saved
         int64, shape (1,): memory for a context of the driver.
+    mode
+        int32, shape (1,): `ONLY_OWN_CAPTURES`, and memory for another mode.
     """
 
     buffers: NDArray[np.uint8]
     events: tuple[CopyEvent, CopyEvent]
     saved: Ints
+    mode: NDArray[np.int32]
 
 
 class BufferSet:
@@ -186,7 +196,8 @@ class BufferSet:
     def _make(self) -> ThreadBuffers:
         buffers = self._device.allocate_pinned(_N_BUFFERS * self.piece_nbytes)
         events = self.copier.create_event(), self.copier.create_event()
-        return ThreadBuffers(buffers, events, np.zeros(1, np.int64))
+        mode = np.array([ONLY_OWN_CAPTURES], np.int32)
+        return ThreadBuffers(buffers, events, np.zeros(1, np.int64), mode)
 
 
 class _Opened(NamedTuple):
@@ -299,6 +310,7 @@ def relay_of_batch(
         read=pread_address(),
         **buffer_set.copier.calls._asdict(),
         saved=0,
+        mode=0,
     )
 
 
@@ -309,6 +321,7 @@ def relay_of_thread(common: Relay, buffers: ThreadBuffers) -> Relay:
         first_event=buffers.events[0].handle,
         second_event=buffers.events[1].handle,
         saved=address_of(buffers.saved),
+        mode=address_of(buffers.mode),
     )
 
 

@@ -63,6 +63,12 @@ class Event(Protocol):
     """A point on a stream; other streams and the host can wait for it."""
 
 
+ONLY_OWN_CAPTURES = 1
+"""Mode of a thread that captures of CUDA graphs by others do not concern
+(``CU_STREAM_CAPTURE_MODE_THREAD_LOCAL``).
+"""
+
+
 class CopyCalls(NamedTuple):
     """Addresses of the driver's functions for copies; each returns 0 or an error.
 
@@ -75,6 +81,9 @@ class CopyCalls(NamedTuple):
         Takes an event and a stream: the event is done when all work queued there is.
     wait
         Takes an event, and blocks until it is done. One never recorded is done.
+    exchange_mode
+        Takes the address of a mode for the calling thread, such as `ONLY_OWN_CAPTURES`,
+        as int32, and leaves there the mode that the thread had.
     get_context, set_context
         Take the address of memory for the context of the calling thread, and a context
         to be that of the calling thread.
@@ -85,6 +94,7 @@ class CopyCalls(NamedTuple):
     upload: int
     record: int
     wait: int
+    exchange_mode: int
     get_context: int
     set_context: int
     context: int

@@ -1,4 +1,4 @@
-"""Functions of the CUDA driver that compiled code calls: to queue copies, and to wait.
+"""Functions of the CUDA driver that CuPy lacks, or that compiled code calls.
 
 Events and streams of the runtime are the driver's own, and so is the context that the
 runtime makes for a device (CUDA driver API, "Interactions between the CUDA Driver API
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from gpushard.devices.base import CopyCalls
+from gpushard.devices.base import ONLY_OWN_CAPTURES, CopyCalls
 from gpushard.errors import DeviceError
 
 _LIBRARY = "libcuda.so.1"
 _OF_CONTEXT = "cuCtxGetCurrent", "cuCtxSetCurrent"
-_OF_COPIES = "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"
+_EXCHANGE_MODE = "cuThreadExchangeStreamCaptureMode"
+_OF_COPIES = (
+    *("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize"),
+    _EXCHANGE_MODE,
+)
 _OF_QUERIES = "cuStreamQuery", "cuEventQuery"
 
 
@@ -68,6 +73,18 @@ def _found(names: tuple[str, ...]) -> list[int] | None:
         return None
     addresses = [ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions]
     return [*addresses, context.value]
+
+
+def ignore_captures() -> None:
+    """Have the calling thread work on while other threads capture CUDA graphs.
+
+    A capture forbids what it cannot record, such as waits and allocations, and by
+    default it forbids that to all threads: their calls fail, and so does the capture
+    (CUDA driver API, ``cuThreadExchangeStreamCaptureMode``).
+    """
+    with suppress(OSError, AttributeError):  # as in `copy_calls`
+        exchange_mode = getattr(ctypes.CDLL(_LIBRARY), _EXCHANGE_MODE)
+        exchange_mode(ctypes.byref(ctypes.c_int(ONLY_OWN_CAPTURES)))
 
 
 class CudaEvent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Protocol
 
+from gpushard.devices.cuda_copies import ignore_captures
 from gpushard.errors import DeviceError
 from gpushard.threads.stop_flag import flag_here
 
@@ -44,7 +45,8 @@ class CurrentDevice:
 
     Afterwards the thread has the device that it had before. But a thread of ours does
     not go back to the one that every thread begins with: since CUDA 12 `cudaSetDevice`
-    makes a context there, in the memory of a GPU that may be another process's.
+    makes a context there, in the memory of a GPU that may be another process's. Nor
+    does a capture of a CUDA graph by a user's thread forbid it anything.
 
     Parameters
     ----------
@@ -75,6 +77,7 @@ class CurrentDevice:
         if not _thread.has_chosen:  # nor has it a context, which the driver wants
             self._runtime.setDevice(ordinal)
             _thread.has_chosen = True
+            ignore_captures()  # not before: the driver has to be initialised
         elif before != ordinal:
             self._runtime.setDevice(ordinal)
             self._before = before

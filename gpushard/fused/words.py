@@ -242,10 +242,13 @@ class Relay(NamedTuple):
         Handles of an event for each buffer, which is done when its last copy is.
     read
         Address of the system's `pread`.
-    upload, record, wait, get_context, set_context, context
+    upload, record, wait, exchange_mode, get_context, set_context, context
         Functions of the driver, and its context, see `devices.base.CopyCalls`.
     saved
         Address of memory for the context that the calling thread had.
+    mode
+        Address of the mode for the calling thread, see `devices.base.CopyCalls`. It
+        is the same again afterwards.
     """
 
     cuts: int
@@ -263,10 +266,12 @@ class Relay(NamedTuple):
     upload: int
     record: int
     wait: int
+    exchange_mode: int
     get_context: int
     set_context: int
     context: int
     saved: int
+    mode: int
 
 
 class Team(NamedTuple):

@@ -7,7 +7,7 @@ import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
-from gpushard.devices.base import CopyCalls
+from gpushard.devices.base import ONLY_OWN_CAPTURES, CopyCalls
 from gpushard.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -46,12 +46,13 @@ class EmulatedCopier:
         self._handles = count(1)
         self._recorded: dict[int, Marker] = {}
         self._threads: dict[int, int] = {}
+        self._modes: dict[int, int] = {}
         self.n_copies = self.n_entered = 0
         self.before_bytes: Callable[[], object] = lambda: None
         # The callbacks live as long as somebody may call them.
         self._held = (
             _UPLOAD(self._upload),
-            *(_RECORD(self._record), _WAIT(self._wait)),
+            *(_RECORD(self._record), _WAIT(self._wait), _WAIT(self._exchange_mode)),
             *(_WAIT(self._get_context), _WAIT(self._set_context)),
         )
         self.calls = CopyCalls(
@@ -63,8 +64,8 @@ class EmulatedCopier:
 
     @property
     def is_left(self) -> bool:
-        """Whether no thread has the context any more."""
-        return not any(self._threads.values())
+        """Whether no thread has the context any more, nor the mode of a relay."""
+        return not any((*self._threads.values(), *self._modes.values()))
 
     def _get_context(self, at: int) -> int:
         mine = self._threads.get(threading.get_ident(), 0)
@@ -78,6 +79,11 @@ class EmulatedCopier:
         self._threads[threading.get_ident()] = context
         return 0
 
+    def _exchange_mode(self, at: int) -> int:
+        mode, thread = ctypes.c_int32.from_address(at), threading.get_ident()
+        self._modes[thread], mode.value = mode.value, self._modes.get(thread, 0)
+        return 0
+
     def failure(self, status: int) -> DeviceError:
         return DeviceError(f"the emulated driver returned {status}")
 
@@ -85,6 +91,7 @@ class EmulatedCopier:
         device = self._device
         if not self._threads.get(threading.get_ident()):
             return NO_CONTEXT
+        assert self._modes.get(threading.get_ident()) == ONLY_OWN_CAPTURES
         self.n_copies += 1
         status = self._refuses.get(self.n_copies - 1, 0)
         if status or device.is_broken:

@@ -68,6 +68,10 @@ class Runtime:
     def __init__(self, cupy: Cupy) -> None:
         self._cupy = cupy
 
+    def check_captures(self, call: str) -> None:
+        if self._cupy.captures.refuse(call):
+            raise CUDARuntimeError(900)  # cudaErrorStreamCaptureUnsupported
+
     def getDeviceCount(self) -> int:
         return len(self._cupy.devices)
 
@@ -152,11 +156,13 @@ class Runtime:
 
     @strict
     def streamQuery(self, stream: int) -> int:
+        self.check_captures("cudaStreamQuery")
         device, queue = self._cupy.queue(stream)
         return self._asked(device, lambda: not device.is_under_way(queue))
 
     @strict
     def eventQuery(self, event: int) -> int:
+        self.check_captures("cudaEventQuery")
         found = EVENTS[event]
         marker = found.marker
         return self._asked(found.device, lambda: marker is None or marker.done)

@@ -10,7 +10,8 @@ with the real ones, where CuPy is installed), and so is what goes wrong:
   makes; streams, kernels and the vendor's decoder want their own device to be current;
 * memory is given again to who asks on the stream that it was let go of on, at once:
   what that stream has queued may still use it;
-* pinned memory is remembered by nobody until its copy.
+* pinned memory is remembered by nobody until its copy;
+* a capture of a CUDA graph concerns all threads in the mode that they begin with.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from cuda_host.arrays import ForeignBuffer
+from cuda_host.captures import Captures
 from cuda_host.cupy_calls import (
     EVENTS,
     FUNCTIONS,
@@ -89,6 +91,7 @@ class Cupy:
         self.taken: dict[int, EmulatedBuffer] = {}
         self.lock = threading.RLock()
         self.is_stream_ordered = False
+        self.captures = Captures()
         self.ended: set[int] = set()
         self.runtime, self.driver = Runtime(self), Driver(self)
         self.nvrtc = Nvrtc()
@@ -101,9 +104,7 @@ class Cupy:
 
     def queue(self, handle: int) -> tuple[EmulatedDevice, int]:
         """Device and stream of a handle; the device has to be the current one."""
-        if (
-            handle < STREAMS_PER_DEVICE
-        ):  # the default stream: 0, or 1 (cudaStreamLegacy)
+        if handle < STREAMS_PER_DEVICE:  # the default one: 0, or 1 (cudaStreamLegacy)
             return self.devices[self.thread.device], 0
         ordinal, stream = divmod(handle, STREAMS_PER_DEVICE)
         if ordinal - 1 != self.thread.device or handle in self.ended:
@@ -127,6 +128,7 @@ class Cupy:
             return array.__dlpack__(**how)
 
     def alloc(self, size: int) -> MemoryPointer:
+        self.runtime.check_captures("cudaMalloc")  # if the pool has too little
         stream = self.get_current_stream().ptr
         arena = self.arenas[self.thread.device, stream]
         nbytes = -(-max(size, 1) // _UNIT) * _UNIT
@@ -148,6 +150,7 @@ class Cupy:
 
     def host_alloc(self, nbytes: int) -> Any:
         """Memory that the driver pins."""
+        self.runtime.check_captures("cudaHostAlloc")
         if self.host_nbytes + nbytes > self.host_limit_nbytes:
             raise CUDARuntimeError(2)  # cudaErrorMemoryAllocation
         room = (ctypes.c_byte * nbytes)()

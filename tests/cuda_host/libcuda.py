@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _CONTEXT = 0xC0
 NO_CONTEXT, WRONG_HANDLE, BROKEN, NOT_READY = 201, 400, 719, 600
+CAPTURE_UNSUPPORTED = 900
+
+
+_CALLED_BY_PYTHON = "cuThreadExchangeStreamCaptureMode", "cuCtxGetCurrent"
 
 
 class Libcuda:
@@ -56,13 +60,14 @@ class Libcuda:
             "cuEventSynchronize": (self._wait, 1),
             "cuStreamQuery": (self._ask_stream, 1),
             "cuEventQuery": (self._ask_event, 1),
+            "cuThreadExchangeStreamCaptureMode": (self._exchange_mode, 1),
             "cuCtxGetCurrent": (self._get_context, 1),
             "cuCtxSetCurrent": (self._set_context, 1),
         }
         for name, (function, n) in functions.items():
             kind = ctypes.CFUNCTYPE(ctypes.c_int32, *(ctypes.c_uint64,) * n)
             made: Any = kind(self._counted(name, function))
-            if name == "cuCtxGetCurrent":  # which Python calls, too
+            if name in _CALLED_BY_PYTHON:
                 made.argtypes = (ctypes.c_void_p,)
             setattr(self, name, made)
 
@@ -84,6 +89,11 @@ class Libcuda:
     def _context(self) -> int:
         found = self.entered.get(threading.get_ident())
         return self._made_by_runtime if found is None else found
+
+    def _exchange_mode(self, at: int) -> int:
+        mode = ctypes.c_int32.from_address(at)
+        mode.value = self._cupy.captures.exchange_mode(mode.value)
+        return 0
 
     def _get_context(self, at: int) -> int:
         ctypes.c_uint64.from_address(at).value = self._context
@@ -132,10 +142,14 @@ class Libcuda:
         return status
 
     def _ask_event(self, event: int) -> int:
+        if self._cupy.captures.refuse("cuEventQuery"):
+            return CAPTURE_UNSUPPORTED
         marker = EVENTS[event].marker
         return self._asked(EVENTS[event].device, lambda: not marker or marker.done)
 
     def _ask_stream(self, stream: int) -> int:
+        if self._cupy.captures.refuse("cuStreamQuery"):
+            return CAPTURE_UNSUPPORTED
         found = self._queue(stream)
         if found is None:
             return WRONG_HANDLE

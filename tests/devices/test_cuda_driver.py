@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import gpushard
@@ -12,8 +14,10 @@ from cuda_host.standin import load_standin
 from gpushard.devices import waiting
 from gpushard.devices.cuda import CudaDevice
 from gpushard.devices.cuda_copies import QueryCalls, query_calls
+from gpushard.devices.find import find_device
 from gpushard.errors import DeviceError
 from gpushard.fused.choice import relay_loops
+from gpushard.threads.stop_flag import StopFlag, call_for
 from relaying_cases import use_small_pieces
 from zarr_oracle import assert_same_bits
 
@@ -79,6 +83,29 @@ def test_a_copy_that_fails_ends_the_read_with_what_the_driver_said(driver, tmp_p
         a[...]
     assert driver.entered == {}
     assert_same_bits(a[...].get(), values)  # such as the device is not lost
+
+
+@pytest.mark.parametrize("way", ["relay", "ring"])
+def test_threads_of_ours_work_on_while_a_thread_captures_a_graph(
+    cupy, driver, tmp_path, way
+):
+    values = stored(tmp_path / "a")
+    a, found = opened(tmp_path / "a"), []
+    if way == "ring":
+        find_device("cuda").device.copier = None
+
+    def read():
+        found.append(call_for(StopFlag(), lambda: a[...]))
+
+    thread = threading.Thread(target=read)
+    cupy.captures.is_under_way = True
+    thread.start()
+    thread.join()
+    cupy.captures.is_under_way = False
+    assert cupy.captures.forbidden == []
+    assert_same_bits(found.pop().get(), values)
+    assert driver.calls["cuThreadExchangeStreamCaptureMode"] > 1
+    assert way in a.explain().fetch
 
 
 @pytest.mark.usefixtures("cupy")

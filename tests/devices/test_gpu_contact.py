@@ -31,6 +31,8 @@ from gpushard.devices.compressing import BatchCompressor
 from gpushard.devices.kernels import load_kernel_sources
 from gpushard.devices.nvcomp_abi import Algorithm
 from gpushard.errors import DeviceError, DeviceMemoryError
+from gpushard.fused.choice import relay_loops
+from gpushard.threads.stop_flag import StopFlag, call_for
 from real_gpu import cuda_device
 from zarr_oracle import assert_same_bits
 
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.gpu
 
 PLAIN = np.round(np.random.default_rng(7).normal(0, 9, 70_001)).astype("i1").tobytes()
 MAX_THREADS, STATIC_SHARED = 0, 1  # CUfunction_attribute
+FOR_ALL_THREADS = 0  # cudaStreamCaptureModeGlobal
 SHAPE = (70, 50)
 
 
@@ -262,6 +265,28 @@ def test_tensors_are_written_on_the_stream_that_torch_uses(a, dtype):
         assert a.read(out=out) is out
         assert torch.equal(out.cpu(), torch.from_numpy(values).to(out.dtype))
     assert_same_bits(torch.from_dlpack(a[...]).cpu().numpy(), values)
+
+
+def test_threads_of_ours_read_while_a_graph_is_captured(tmp_path, device):
+    """In the mode that forbids all threads what no graph can record."""
+    values = np.random.default_rng(5).integers(0, 50, (1024, 1024)).astype("i4")
+    how = {"chunks": (64, 64), "shards": values.shape, "compressors": None}
+    made = zarr.create_array(tmp_path, shape=values.shape, dtype="i4", **how)
+    made[...] = values
+    options = gpushard.Options(placement="device", compile_nbytes=0)
+    relay_loops(options, values.nbytes)
+    a = gpushard.open_array(tmp_path, device=device.label, options=options)
+    found, memory = [], device.allocate(16)
+    thread = threading.Thread(
+        target=lambda: found.append(call_for(StopFlag(), lambda: a[:, ::-1]))
+    )
+    with device._current(), device._cupy.cuda.Stream(non_blocking=True) as captured:
+        captured.begin_capture(FOR_ALL_THREADS)
+        device._runtime.memsetAsync(memory.address, 0, 16, captured.ptr)
+        thread.start()
+        thread.join()
+        captured.end_capture()
+    assert_same_bits(found.pop().get(), values[:, ::-1])
 
 
 def test_kvikio_reads_a_file_into_device_memory(tmp_path, device):

@@ -226,10 +226,11 @@ call_syscall = _function(64, (64, 64, 64, 64, 64))
 call_statx = _function(32, (32, 64, 32, 32, 64))
 call_close, call_errno = _function(32, (32,)), _function(64, ())
 # device address, host address, nbytes, stream; event, stream; event; context; what is
-# asked about
+# asked about; mode
 call_upload = _function(32, (64, 64, 64, 64))
 call_record, call_wait = _function(32, (64, 64)), _function(32, (64,))
 call_context, call_query = _function(32, (64,)), _function(32, (64,))
+call_mode = _function(32, (64,))
 # microseconds
 call_sleep = _function(32, (32,))
 # thread, attributes, function, argument; thread, result; mutex

@@ -74,13 +74,16 @@ def _relay_all(r: Relay) -> None:
 def relay_pieces(r: Relay) -> None:
     """Claim pieces, one after the other, and relay each through one of two buffers.
 
-    The driver's context is that of the calling thread meanwhile. If there is none to
-    be had, the thread claims no piece.
+    The driver's context is that of the calling thread meanwhile, and captures of CUDA
+    graphs by other threads do not concern it. If there is no context to be had, the
+    thread claims no piece.
     """
     if calls.call_context(r.get_context, (r.saved,)) != 0:
         return
     if calls.call_context(r.set_context, (r.context,)) == 0:
+        calls.call_mode(r.exchange_mode, (r.mode,))
         _relay_all(r)
+        calls.call_mode(r.exchange_mode, (r.mode,))
     calls.call_context(r.set_context, (calls.word(r.saved, 0),))
 
 
