@@ -43,6 +43,7 @@ OLDEST_CAPABILITY = (7, 5)
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _ON_DEVICE = 1, 2, 3
 _PORTABLE = 1  # cudaHostAllocPortable: pinned for all devices
 _OUT_OF_MEMORY = 2  # of cudaErrorMemoryAllocation and of CUDA_ERROR_OUT_OF_MEMORY
+_OF_CAPTURES = range(900, 909)  # cudaErrorStreamCaptureUnsupported and those behind it
 
 
 class CudaDevice:
@@ -354,8 +355,13 @@ class CudaDevice:
     def failure(self, error: Exception) -> DeviceError:
         """Error of gpushard for one of `errors`; notes whether the context is lost."""
         memory: Any = self._cupy.cuda.memory
-        is_memory = getattr(error, "status", None) == _OUT_OF_MEMORY
-        if is_memory or isinstance(error, memory.OutOfMemoryError):
+        status = getattr(error, "status", None)
+        if status in _OF_CAPTURES:
+            return DeviceError(
+                f"{self.label} failed: {error}",
+                hint="call gpushard before a CUDA graph is captured, or afterwards",
+            )
+        if status == _OUT_OF_MEMORY or isinstance(error, memory.OutOfMemoryError):
             return DeviceMemoryError(
                 f"{self.label} has not enough memory ({error})",
                 hint="lower memory_limit, or read a smaller selection",

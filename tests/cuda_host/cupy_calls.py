@@ -95,6 +95,7 @@ class Runtime:
         return 13010
 
     def memGetInfo(self) -> tuple[int, int]:
+        self.check_captures("cudaMemGetInfo")
         device = self._cupy.current
         return device.free_nbytes(), device.limit_nbytes
 

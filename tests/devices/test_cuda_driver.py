@@ -108,6 +108,19 @@ def test_threads_of_ours_work_on_while_a_thread_captures_a_graph(
     assert way in a.explain().fetch
 
 
+@pytest.mark.usefixtures("driver")
+def test_a_read_while_the_caller_captures_a_graph_is_refused_and_breaks_nothing(
+    cupy, tmp_path
+):
+    values = stored(tmp_path / "a")
+    a = opened(tmp_path / "a")
+    cupy.captures.is_under_way = True
+    with pytest.raises(DeviceError, match="before a CUDA graph is captured"):
+        a[...]
+    cupy.captures.is_under_way = False
+    assert_same_bits(a[...].get(), values)
+
+
 @pytest.mark.usefixtures("cupy")
 def test_a_driver_that_lacks_a_function_is_not_called_by_address(driver, monkeypatch):
     monkeypatch.delattr(driver, "cuEventQuery")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -287,6 +288,18 @@ def test_threads_of_ours_read_while_a_graph_is_captured(tmp_path, device):
         thread.join()
         captured.end_capture()
     assert_same_bits(found.pop().get(), values[:, ::-1])
+
+
+def test_a_read_that_a_graph_shall_record_is_refused_and_breaks_nothing(a, device):
+    a, values = a
+    assert_same_bits(a[...].get(), values)
+    with device._current(), device._cupy.cuda.Stream(non_blocking=True) as captured:
+        captured.begin_capture(FOR_ALL_THREADS)
+        with pytest.raises(DeviceError, match="before a CUDA graph is captured"):
+            a[...]
+        with suppress(device._runtime.CUDARuntimeError):  # it is lost
+            captured.end_capture()
+    assert_same_bits(a[...].get(), values)
 
 
 def test_kvikio_reads_a_file_into_device_memory(tmp_path, device):
