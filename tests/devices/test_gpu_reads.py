@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from threading import Thread
 from unittest import mock
 
@@ -16,6 +17,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 import array_strategies as arrays
 import gpushard
+from benchmarks.gpu.gpu import fetched
 from cuda_host.reads import read_by_either
 from flipped_bytes import damage_inner_chunks
 from gpushard.device_reading import sink
@@ -50,6 +52,27 @@ CHAINS = {
     "blosc-zstd": [BloscCodec(cname="zstd", shuffle="bitshuffle")],
     "blosc-zlib": [BloscCodec(cname="zlib", shuffle="shuffle")],
     "blosclz": [BloscCodec(cname="blosclz")],
+}
+BOTH = (False, True), (False, True)
+FILTERS = {
+    "delta": ("i4", arrays.codec("numcodecs.delta", dtype="<i4")),
+    "narrow delta": ("i8", arrays.codec("numcodecs.delta", dtype="<i8", astype="<i2")),
+    "delta of floats": ("f4", arrays.codec("numcodecs.delta", dtype="<f4")),
+    "delta of doubles": (
+        "f8",
+        arrays.codec("numcodecs.delta", dtype="<f8", astype="<f4"),
+    ),
+    "scaled": (
+        "f4",
+        arrays.codec(
+            "numcodecs.fixedscaleoffset",
+            dtype="<f4",
+            astype="<i2",
+            scale=10,
+            offset=3,
+        ),
+    ),
+    "packed": ("bool", arrays.codec("numcodecs.packbits")),
 }
 
 
@@ -220,6 +243,61 @@ def test_values_are_cast_on_the_way(tmp_path, device, dtype):
     a = gpushard.open_array(tmp_path, device="cpu")
     results, _ = read_on_gpu(a, [whole(a.shape)], device, dtype)
     assert_same_bits(results[0], values.astype(dtype))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_are_undone_as_on_the_host(tmp_path, device, name):
+    """In inner chunks of many tiles. Of a NaN only the host has the bits of a sum."""
+    dtype, codec = FILTERS[name]
+    values = np.random.default_rng(5).integers(0, 2, 4 * 4099).astype(dtype)
+    is_sum = name in ("delta of floats", "delta of doubles")
+    if is_sum:
+        values[5000] = np.nan
+    how = {"shape": values.shape, "chunks": (4099,), "shards": (2 * 4099,)}
+    how |= {"dtype": dtype, "filters": [codec], "compressors": ZstdCodec()}
+    zarr.create_array(tmp_path, **how)[...] = values
+    a = gpushard.open_array(tmp_path, device="cpu")
+    results, job = read_on_gpu(a, [whole(a.shape)], device)
+    assert_same_bits(results[0], a[...])
+    assert job.tally.counts.get("n_refused_inner_chunks", 0) == is_sum
+
+
+def odd_outputs(device, shape, dtype):
+    """Outputs at several bytes, whose axes may be turned, reversed and apart.
+
+    Each with its memory, and what it is an array over, as NumPy's views are made.
+    """
+    for first, gap, is_turned, is_reversed in product((0, 1, 4, 8), (0, 2, 16), *BOTH):
+        inner, outer = (0, 1) if is_turned else (1, 0)
+        strides = [dtype.itemsize, dtype.itemsize]
+        strides[outer] = dtype.itemsize * shape[inner] + gap
+        nbytes, at = first + strides[outer] * shape[outer], first
+        if is_reversed:
+            at += strides[1] * (shape[1] - 1)
+            strides[1] = -strides[1]
+        buffer = device.allocate(nbytes)
+        output = DeviceOutput(buffer.address + at, shape, tuple(strides), dtype)
+        yield output, buffer, (nbytes, at)
+
+
+@pytest.mark.parametrize("dtype", ["i4", "f8"])
+@pytest.mark.parametrize("chain", ["none", "zstd", "shuffle-zstd", "blosc-lz4"])
+def test_outputs_may_lie_at_any_byte(tmp_path, device, chain, dtype):
+    """A GPU faults at a word whose address is no multiple of its size."""
+    values = np.random.default_rng(5).integers(0, 50, (160, 140)).astype("i4")
+    how = {"shape": values.shape, "chunks": (80, 70), "shards": values.shape}
+    how |= {"dtype": "i4", "compressors": CHAINS[chain], "fill_value": 7}
+    zarr.create_array(tmp_path, **how)[:80] = values[:80]
+    values[80:] = 7
+    a = gpushard.open_array(tmp_path, device="cpu")
+    source = a.source.with_options(a.source.options.but(placement="device"))
+    for output, buffer, (nbytes, at) in odd_outputs(device, a.shape, np.dtype(dtype)):
+        outputs = [output]
+        read = DeviceRead(source, [whole(a.shape)], outputs, device, Tally())
+        read_by_either(read)
+        memory = fetched(device, buffer.address, nbytes)
+        found = np.ndarray(a.shape, dtype, memory, at, output.strides)
+        assert_same_bits(found, values.astype(dtype))
 
 
 def test_what_no_kernel_scatters_is_read_by_the_host(tmp_path, device):
