@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 from gpushard.cached_files import cache_directory, keep_file
 from gpushard.devices.kernels import KernelSource, load_kernel_sources, nvrtc_options
 from gpushard.errors import DeviceError, UnsupportedError
+
+# A file may be cut off if the machine stops, and the driver is told no size: it would
+# refuse the kernel in every later process, or read what lies behind.
+_DIGEST_NBYTES = sha256().digest_size
 
 
 def architecture_for(nvrtc: Any, capability: tuple[int, int]) -> tuple[int, int]:
@@ -78,7 +83,7 @@ class CudaModules:
         return self._functions[kernel]
 
     def cubin(self, source: KernelSource) -> bytes:
-        """Machine code of a source; read from the disk if it was compiled before.
+        """Machine code of a source; read from the disk if it was kept there whole.
 
         Raises `DeviceError` if the source does not compile.
         """
@@ -87,10 +92,14 @@ class CudaModules:
         name = f"{source.digest}-sm{major}{minor}-nvrtc{version}.cubin"
         # Nobody may have a home, or search it: a container runs as any user.
         with suppress(OSError):
-            return (cache_directory() / "kernels" / name).read_bytes()
+            kept = (cache_directory() / "kernels" / name).read_bytes()
+            cubin, digest = kept[:-_DIGEST_NBYTES], kept[-_DIGEST_NBYTES:]
+            if sha256(cubin).digest() == digest:
+                return cubin
         cubin = self._compile(source)
         with suppress(FileNotFoundError):
-            keep_file(cache_directory() / "kernels" / name, cubin)
+            kept = cubin + sha256(cubin).digest()
+            keep_file(cache_directory() / "kernels" / name, kept)
         return cubin
 
     def _compile(self, source: KernelSource) -> bytes:
