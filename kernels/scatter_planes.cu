@@ -10,8 +10,8 @@
 // blocks, because otherwise the compiler spills registers to fit more blocks.
 #include "scatter_move.cuh"
 
-// Four fit more warps, but on sm_100 they spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 10
+// Four fit more warps, but on sm_100 and sm_110 they spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
 constexpr int PLANES_2_BLOCKS = 3;
 #else
 constexpr int PLANES_2_BLOCKS = 4;

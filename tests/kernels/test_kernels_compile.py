@@ -35,7 +35,7 @@ from gpushard.errors import DeviceError
 ARCHITECTURES = [(7, 5), (9, 0), (10, 0), (12, 0)]
 OPTIMISED = {(9, 0), (12, 0)}
 if settings.get_current_profile_name() == "explore":
-    ARCHITECTURES += [(8, 0), (8, 6), (8, 9)]
+    ARCHITECTURES += [(8, 0), (8, 6), (8, 9), (11, 0)]
     OPTIMISED = set(ARCHITECTURES)
 
 SOURCES = sorted({s.name: s for s in load_kernel_sources().values()}.items())
