@@ -71,6 +71,20 @@ def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
     return int(torch.cuda.current_stream(array.device).cuda_stream)
 
 
+def refuse_unresolved(array: Any) -> None:
+    """Raise `SelectionError` for a tensor of torch whose memory has other values.
+
+    torch conjugates and negates late: until then ``t.conj()``, ``t.mH`` and the like
+    are views of the values before. Their ``__cuda_array_interface__`` does not say so.
+    """
+    if _is_of("torch", "Tensor", array) and (array.is_conj() or array.is_neg()):
+        raise SelectionError(
+            "a tensor is not conjugated or negated yet in its memory",
+            got=f"a {type(array).__name__} whose is_conj() or is_neg() is true",
+            hint="pass tensor.resolve_conj().resolve_neg()",
+        )
+
+
 def _is_immutable(array: Any) -> bool:
     """Whether nobody may write to an array although DLPack gives its memory: JAX's.
 
@@ -92,6 +106,7 @@ def output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
     Uses the CUDA Array Interface, version 3, or DLPack. Raises `SelectionError` if the
     array is not in writable memory of `device`.
     """
+    refuse_unresolved(array)
     given = array
     array, interface = _with_interface(array, device)
     if interface is None:

@@ -25,7 +25,12 @@ from gpushard.devices.base import Device, Event
 from gpushard.devices.compressing import BatchCompressor, EncodedChunk, GatheredChunk
 from gpushard.devices.gathering import Strided, row_copies
 from gpushard.devices.nvcomp_abi import Algorithm
-from gpushard.devices.output import contiguous_strides, lies_on, stream_of
+from gpushard.devices.output import (
+    contiguous_strides,
+    lies_on,
+    refuse_unresolved,
+    stream_of,
+)
 from gpushard.layout import ArrayLayout
 from gpushard.selecting.selection import Orthogonal
 from gpushard.source import Source
@@ -177,7 +182,9 @@ def values_on_device(
     """`value` for encoding on the device; None if the host must encode all of it.
 
     `value` has ``__cuda_array_interface__``. If it names its device, that is `device`.
+    Raises as `refuse_unresolved`.
     """
+    refuse_unresolved(value)
     layout = source.layout
     shape = source.chunk_shape
     interface = value.__cuda_array_interface__

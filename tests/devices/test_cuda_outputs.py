@@ -84,6 +84,13 @@ class Tensor:
     def __init__(self, array):
         self._array, self.device = array, SimpleNamespace(index=0)
         self.requires_grad = False
+        self.is_late = {"is_conj": False, "is_neg": False}
+
+    def is_conj(self):
+        return self.is_late["is_conj"]
+
+    def is_neg(self):
+        return self.is_late["is_neg"]
 
     @property
     def __cuda_array_interface__(self):
@@ -129,6 +136,20 @@ def test_tensors_with_a_gradient_are_refused(cupy, tmp_path, tensor):
     told = r"out= does not tell .*\(use var.detach\(\)\).*got Tensor; pass a tensor"
     with pytest.raises(gpushard.SelectionError, match=told):
         opened(tmp_path / "a").read(out=tensor)
+
+
+@pytest.mark.parametrize("way", ["is_conj", "is_neg"])
+def test_tensors_whose_memory_has_other_values_are_refused(cupy, tmp_path, tensor, way):
+    stored(tmp_path / "a")
+    tensor.is_late[way] = True
+    told = "not conjugated or negated yet.*pass tensor.resolve_conj"
+    with pytest.raises(gpushard.SelectionError, match=told):
+        opened(tmp_path / "a").read(out=tensor)
+    made = gpushard.create_array(
+        tmp_path / "b", shape=SHAPE, dtype="i4", chunks=(8, 10), device="cuda"
+    )
+    with pytest.raises(gpushard.SelectionError, match=told):
+        made[...] = tensor
 
 
 def test_arrays_of_jax_are_refused_however_they_lend_their_memory(

@@ -268,6 +268,22 @@ def test_tensors_are_written_on_the_stream_that_torch_uses(a, dtype):
     assert_same_bits(torch.from_dlpack(a[...]).cpu().numpy(), values)
 
 
+def test_tensors_are_refused_until_torch_has_conjugated_them(tmp_path, device):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    values = np.full(SHAPE, 1 + 2j, "c8")
+    how = {"shape": SHAPE, "dtype": "c8", "chunks": (10, 25)}
+    made = gpushard.create_array(tmp_path, device=device.label, **how)
+    late = torch.from_numpy(values).to("cuda").conj()
+    with pytest.raises(gpushard.SelectionError, match="not conjugated or negated yet"):
+        made[...] = late
+    with pytest.raises(gpushard.SelectionError, match="not conjugated or negated yet"):
+        made.read(out=late)
+    made[...] = late.resolve_conj()
+    assert_same_bits(zarr.open_array(tmp_path)[...], values.conj())
+
+
 def test_threads_of_ours_read_while_a_graph_is_captured(tmp_path, device):
     """In the mode that forbids all threads what no graph can record."""
     values = np.random.default_rng(5).integers(0, 50, (1024, 1024)).astype("i4")
