@@ -71,6 +71,18 @@ def stream_of(array: Any, interface: Mapping[str, Any]) -> Stream | None:
     return int(torch.cuda.current_stream(array.device).cuda_stream)
 
 
+def tells_memory(array: Any) -> bool:
+    """Whether an array has a ``__cuda_array_interface__``.
+
+    torch's tensors have none for data types without a name in it, such as float8, and
+    while they need a gradient.
+    """
+    try:
+        return hasattr(array, "__cuda_array_interface__")
+    except (KeyError, RuntimeError):
+        return False
+
+
 def refuse_unresolved(array: Any) -> None:
     """Raise `SelectionError` for a tensor of torch whose memory has other values.
 
@@ -139,8 +151,11 @@ def output_of(array: Any, device: Device) -> tuple[DeviceOutput, Stream | None]:
 
 def _with_interface(array: Any, device: Device) -> tuple[Any, Mapping[str, Any] | None]:
     """Array and its interface, if any; adopted if its own description is not enough."""
+    interface = None
     try:
         interface = getattr(array, "__cuda_array_interface__", None)
+    except KeyError:  # torch's, of data types that have no name in it; DLPack has
+        pass
     except RuntimeError as error:  # torch's, of a tensor with a gradient
         raise SelectionError(
             f"out= does not tell where its memory is ({error})",

@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gpushard.devices.base import Device
+from gpushard.devices.output import tells_memory
 from gpushard.errors import GpushardError, OptionError
 from gpushard.options import MIB
 from gpushard.reading.whole import beyond_limit, largest_object
@@ -137,7 +138,7 @@ def change_of(
         dtype = source.layout.dtype
         return part_of(selection, fitting_values(value, selection.shape, dtype))
 
-    lies_there = hasattr(value, "__cuda_array_interface__")
+    lies_there = tells_memory(value)
     if device is not None and lies_there and isinstance(selection, Orthogonal):
         values = values_on_device(
             source, selection, value, device, lambda: on_host()[1]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.small_floats import are_held, is_small_float
+from gpushard.devices.output import tells_memory
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.options import MIB
 from gpushard.placing.outputs import bits_of_tensor
@@ -41,7 +42,7 @@ def fitting_values(
     UnsupportedError
         The value lies on a device and has no method `get`.
     """
-    if hasattr(value, "__cuda_array_interface__"):
+    if tells_memory(value):
         value = _fetched(value)
     try:
         with np.errstate(over="raise"):

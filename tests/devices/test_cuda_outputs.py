@@ -84,6 +84,7 @@ class Tensor:
     def __init__(self, array):
         self._array, self.device = array, SimpleNamespace(index=0)
         self.requires_grad = False
+        self.dtype, self.has_name = "torch.int32", True
         self.is_late = {"is_conj": False, "is_neg": False}
 
     def is_conj(self):
@@ -96,6 +97,8 @@ class Tensor:
     def __cuda_array_interface__(self):
         if self.requires_grad:
             raise RuntimeError("use var.detach()")
+        if not self.has_name:
+            raise KeyError("torch.float8_e5m2")
         interface = self._array.__cuda_array_interface__ | {"version": 2}
         return {k: v for k, v in interface.items() if k != "stream"}
 
@@ -115,6 +118,12 @@ def tensor(cupy, monkeypatch):
     return Tensor(out)
 
 
+def made_at(place):
+    return gpushard.create_array(
+        place, shape=SHAPE, dtype="i4", chunks=(8, 10), device="cuda"
+    )
+
+
 def test_tensors_are_written_after_what_torch_does_with_them(cupy, tmp_path, tensor):
     values = stored(tmp_path / "a")
     assert opened(tmp_path / "a").read(out=tensor) is tensor
@@ -122,10 +131,7 @@ def test_tensors_are_written_after_what_torch_does_with_them(cupy, tmp_path, ten
 
 
 def test_tensors_are_compressed_after_what_torch_does_with_them(cupy, tmp_path, tensor):
-    made = gpushard.create_array(
-        tmp_path / "b", shape=SHAPE, dtype="i4", chunks=(8, 10), device="cuda"
-    )
-    made[...] = tensor
+    made_at(tmp_path / "b")[...] = tensor
     assert "zstd" in cupy.devices[0].standin.encoded
     assert_same_bits(zarr.open_array(tmp_path / "b")[...], tensor._array.get())
 
@@ -136,6 +142,20 @@ def test_tensors_with_a_gradient_are_refused(cupy, tmp_path, tensor):
     told = r"out= does not tell .*\(use var.detach\(\)\).*got Tensor; pass a tensor"
     with pytest.raises(gpushard.SelectionError, match=told):
         opened(tmp_path / "a").read(out=tensor)
+    with pytest.raises(gpushard.SelectionError, match="pass its detach"):
+        made_at(tmp_path / "b")[...] = tensor
+
+
+def test_tensors_of_types_that_have_dlpack_only_are_no_error_of_torch(
+    cupy, tmp_path, tensor
+):
+    """Such as float8: their interface is a KeyError. These here lack DLPack, too."""
+    stored(tmp_path / "a")
+    tensor.has_name = False
+    with pytest.raises(gpushard.SelectionError, match="no array in device memory"):
+        opened(tmp_path / "a").read(out=tensor)
+    with pytest.raises(gpushard.SelectionError, match=r"does not fit|another kind"):
+        made_at(tmp_path / "b")[...] = tensor
 
 
 @pytest.mark.parametrize("way", ["is_conj", "is_neg"])
@@ -145,11 +165,8 @@ def test_tensors_whose_memory_has_other_values_are_refused(cupy, tmp_path, tenso
     told = "not conjugated or negated yet.*pass tensor.resolve_conj"
     with pytest.raises(gpushard.SelectionError, match=told):
         opened(tmp_path / "a").read(out=tensor)
-    made = gpushard.create_array(
-        tmp_path / "b", shape=SHAPE, dtype="i4", chunks=(8, 10), device="cuda"
-    )
     with pytest.raises(gpushard.SelectionError, match=told):
-        made[...] = tensor
+        made_at(tmp_path / "b")[...] = tensor
 
 
 def test_arrays_of_jax_are_refused_however_they_lend_their_memory(

@@ -268,6 +268,23 @@ def test_tensors_are_written_on_the_stream_that_torch_uses(a, dtype):
     assert_same_bits(torch.from_dlpack(a[...]).cpu().numpy(), values)
 
 
+def test_tensors_of_float8_are_written_or_refused(a, device):
+    """The interface that tells of their memory has no name for their type."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    a, values = a
+    out = torch.zeros(SHAPE, dtype=torch.float8_e5m2, device="cuda")
+    try:
+        a.read(out=out)
+    except gpushard.GpushardError:
+        return  # CuPy does not take it
+    assert torch.equal(
+        out.cpu().to(torch.float32),
+        torch.from_numpy(values).to(out.dtype).to(torch.float32),
+    )
+
+
 def test_tensors_are_refused_until_torch_has_conjugated_them(tmp_path, device):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
     if not torch.cuda.is_available():
