@@ -24,12 +24,13 @@ from gpushard.reading.ascending import read_runs
 from gpushard.reading.converted import read_converted
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.masked import read_masked
+from gpushard.reading.pooled import read_pooled
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
 from gpushard.reading.surrounded import read_surrounded
 from gpushard.report import Tally
-from gpushard.selecting.patches import PlannableSelection
+from gpushard.selecting.patches import Patches, PlannableSelection
 from gpushard.selecting.selection import Listed, Orthogonal, ParsedSelection, Selection
 from gpushard.source import Source
 
@@ -233,6 +234,10 @@ def _read_large(
     read = partial(read_at_once, tally=tally, damage=request.damage)
     if len(arrays) == 1 and _is_picked(source, request, arrays[0], read):
         return
+    # What is asked about, or damaged, is told of each selection for itself.
+    is_plain = request.tally is None and not request.damage.replaces
+    if is_plain and read_pooled(source, request.selections, arrays, _read_patches):
+        return
     read_in_rounds(source, request.selections, arrays, read)
 
 
@@ -247,6 +252,10 @@ def _is_picked(
         return read_runs(source, selection, out, read)
     ways = read_masked, read_runs, read_surrounded
     return any(way(source, selection, out, read) for way in ways)
+
+
+def _read_patches(source: Source, patches: Patches, out: NDArray[Any]) -> None:
+    execute([host_job(source, [patches], [out], Tally(is_wanted=False))])
 
 
 def read_at_once(
