@@ -102,6 +102,40 @@ def test_a_store_that_is_known_to_panic_is_never_made_to():
     assert panicking.n_failed == 0
 
 
+class Counting(WrapperStore):
+    """A wrapper that tells no sizes; what it fetched, by key and range."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        self.fetched: list[tuple[str, Any]] = []
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        self.fetched.append((key, byte_range))
+        return await self._store.get(key, prototype, byte_range)
+
+
+@pytest.mark.parametrize(("asked", "expected"), RANGES)
+def test_a_wrapper_that_tells_no_sizes_is_asked_once(asked, expected):
+    counting = Counting(filled(Panicking))
+    request = ByteRequest("c/0", *asked)
+    (fetched,) = ZarrStore(counting).read([request])
+    assert fetched is not None
+    assert fetched.data.tobytes() == expected
+    if request.stop is None:
+        assert len(counting.fetched) == 1
+    assert ZarrStore(counting).read([ByteRequest("c/1", max_nbytes=10)]) == [None]
+
+
+def test_the_store_in_a_passing_wrapper_tells_the_size():
+    telling = type("Telling", (Counting,), {"getsize": Strict.getsize})
+    inside = telling(filled(Panicking))
+    (fetched,) = ZarrStore(WrapperStore(inside)).read([ByteRequest("c/0", -4)])
+    assert fetched is not None
+    assert fetched.data.tobytes() == BODY[-4:]
+    ((_, asked),) = inside.fetched
+    assert asked == RangeByteRequest(len(BODY) - 4, len(BODY))
+
+
 def test_a_store_that_refused_once_is_asked_within_the_object_from_then_on():
     refusing = filled(Strict)
     store = ZarrStore(refusing)

@@ -18,13 +18,8 @@ from numpy.typing import NDArray
 from gpushard.pages import into_or_pages
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr.loop import without_exits
-from gpushard.stores.zarr.ranges import (
-    Gets,
-    Way,
-    ZarrObjects,
-    longest_answer,
-    told_size,
-)
+from gpushard.stores.zarr.ranges import Gets, Way, ZarrObjects, longest_answer
+from gpushard.stores.zarr.sizes import told_size
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store as ZarrAbstractStore

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from operator import index
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from gpushard.errors import StoreError
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.failures import failure, told, without_credentials
+from gpushard.stores.zarr.sizes import store_inside, tells_sizes, told_size
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest as ZarrByteRequest
@@ -60,14 +60,6 @@ def longest_answer(request: ByteRequest) -> int | None:
     if request.stop is None:
         return request.max_nbytes
     return max(0, request.stop - request.start)
-
-
-def told_size(nbytes: Any) -> int:
-    """Size of an object, as a store tells it; raises if it is no size."""
-    size = index(nbytes)
-    if size < 0:
-        raise ValueError(f"an object has {size} bytes")
-    return size
 
 
 class ZarrObjects:
@@ -116,10 +108,19 @@ class ZarrObjects:
             for i, buffer in group
         }
 
+    @property
+    def tells_sizes(self) -> bool:
+        """Whether the size of an object is known without fetching all of it."""
+        return tells_sizes(self._sized_by)
+
+    @property
+    def _sized_by(self) -> ZarrAbstractStore:
+        return self.store if tells_sizes(self.store) else store_inside(self.store)
+
     async def size_if_known(self, key: str) -> int | None:
         """Size of an object; None if the store does not tell it."""
         try:
-            return told_size(await self.store.getsize(key))
+            return told_size(await self._sized_by.getsize(key))
         except Exception:  # noqa: BLE001  the first error of the store is the telling one
             return None
 
@@ -209,6 +210,8 @@ class Gets:
         """Answer to one request; raises as `answer`."""
         byte_range = _byte_range_of(request)
         if self.asks_sizes and request.stop is None and byte_range is not None:
+            if not self._objects.tells_sizes:
+                return await self._get_cut(request)
             object_nbytes = await self._objects.size_if_known(request.key)
             # Some stores give the size 0 to objects that do not exist.
             byte_range = _byte_range_within(request, object_nbytes) or byte_range
@@ -224,6 +227,14 @@ class Gets:
         if not self.asks_sizes and _is_beyond(request, len(data)):
             self._answered_beyond.add(type(byte_range))
         return _fetched(request, data)
+
+    async def _get_cut(self, request: ByteRequest) -> Fetched | None:
+        """Answer to a request, cut from the object: to ask its size would fetch it."""
+        whole = await self.get(ByteRequest(request.key))
+        if whole is None:
+            return None
+        data = whole.data[slice(*request.within(len(whole.data)))]
+        return Fetched(data, len(whole.data), None)
 
     async def _get(
         self, request: ByteRequest, byte_range: ZarrByteRequest | None

@@ -30,6 +30,7 @@ from gpushard.stores.zarr.listing import follows_get, lists_all, next_keys
 from gpushard.stores.zarr.loop import run_in_loop, run_without_loop
 from gpushard.stores.zarr.pieces import PiecedGets
 from gpushard.stores.zarr.ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
+from gpushard.stores.zarr.sizes import store_inside, tells_sizes
 from gpushard.threads.forks import after_fork
 
 if TYPE_CHECKING:
@@ -261,10 +262,10 @@ def _way_to(objects: ZarrObjects, costs: FetchCosts) -> Way:
     kind = GetsAndCuts if costs.reads_on else Gets
     gets = kind(objects, asks_sizes=refuses_beyond(store))
     way = JoinedGets(objects, gets, costs) if _has_own_ranges(store) else gets
-    inner_store = _innermost(store)
+    inner_store = store_inside(store)
     # Pieces of a store that reads on may have bytes of what follows the object.
     divides = (
-        costs.answers_in_threads and not costs.reads_on and _tells_sizes(inner_store)
+        costs.answers_in_threads and not costs.reads_on and tells_sizes(inner_store)
     )
     return PiecedGets(objects, inner_store, gets, way) if divides else way
 
@@ -312,19 +313,3 @@ def _has_own_ranges(store: ZarrAbstractStore) -> bool:
     from zarr.abc.store import Store
 
     return hasattr(Store, "get_ranges") and follows_get(store, "get_ranges")
-
-
-def _innermost(store: ZarrAbstractStore) -> ZarrAbstractStore:
-    """The store whose bytes are read: wrappers that only pass `get` on are opened."""
-    from zarr.storage import WrapperStore
-
-    while isinstance(store, WrapperStore) and type(store).get is WrapperStore.get:
-        store = store._store  # noqa: SLF001
-    return store
-
-
-def _tells_sizes(store: ZarrAbstractStore) -> bool:
-    """Whether a store tells the size of an object without fetching all of it."""
-    from zarr.abc.store import Store
-
-    return getattr(type(store), "getsize", None) is not Store.getsize
