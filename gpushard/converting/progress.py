@@ -97,5 +97,6 @@ class _Lossy(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        # It may be closed by then: Python flushes this once more as it collects it.
+        with suppress(OSError, ValueError):
             self._stream.flush()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from cli_runs import (
 )
 from gpushard.cli import files
 from gpushard.cli.failures import exit_status
+from gpushard.converting.progress import bar_console
 from warm_cli import WarmCli
 
 COMMANDS = {
@@ -109,6 +111,13 @@ def test_a_bar_that_stderr_does_not_take_ends_no_work(name, sample, tmp_path, wa
         given.append("--overwrite")
     with pipe_that_nobody_reads() as pipe:
         assert warm.ended(*given, stderr=pipe)[0] == 0
+
+
+def test_a_bar_outlives_the_stream_that_it_was_drawn_on(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", TextIOWrapper(BytesIO()))
+    file = bar_console().file
+    sys.stderr.close()
+    file.flush()  # as Python does once nobody has it
 
 
 @pytest.mark.parametrize("closed", [1, 2])

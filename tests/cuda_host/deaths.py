@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cuda_host.build import HERE
+from places import ROOT
 
 _RUN = """
 import json, os, sys, tempfile, traceback
@@ -57,14 +57,13 @@ def deaths_of(
     calls: Sequence[str], prelude: str, environment: Mapping[str, str] = os.environ
 ) -> list[Death]:
     """What becomes of each of the statements `calls`, all behind the same `prelude`."""
-    root = HERE.parents[1]
     done = subprocess.run(
         [sys.executable, "-c", _RUN],
         input=json.dumps([prelude, list(calls)]),
         capture_output=True,
         text=True,
         check=False,
-        env={**environment, "PYTHONPATH": f"{root}:{root / 'tests'}"},
+        env={**environment, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *sys.path)))},
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
