@@ -7,19 +7,20 @@ but for axis 0 are read into one array, one after the other, and copied from the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import LimitError
 from gpushard.options import KIB
+from gpushard.planning.coalesce import cut_batches
 from gpushard.selecting.patches import Patches
-from gpushard.selecting.selection import Orthogonal, ParsedSelection, SliceAxis
+from gpushard.selecting.selection import Ints, Orthogonal, ParsedSelection, SliceAxis
 from gpushard.source import Source
 
 # Fewer are planned one by one in the time that the columns of patches take.
-_LEAST_BOXES = 8
+FEW_BOXES = 8
 # A result of this size is copied in a tenth of the time that planning it takes.
 _MOST_MEAN_NBYTES = 64 * KIB
 # Memory of what a patch takes of an inner chunk, while it is planned and read.
@@ -27,57 +28,90 @@ _PIECE_NBYTES = 300
 # Results and pieces may take one part in this many of all that a read may hold.
 _SHARE = 8
 
+ReadPatches = Callable[[Source, Patches, NDArray[Any]], object]
+
+
+class _Boxes(NamedTuple):
+    """Where boxes of one array lie.
+
+    Attributes
+    ----------
+    first, length
+        int64, shape (n_axes, n_boxes): first element and extent along each axis.
+    """
+
+    first: Ints
+    length: Ints
+
+    def patches(self, begin: int, end: int) -> Patches:
+        """The boxes ``begin:end``, which land one after the other along axis 0."""
+        first, length = self.first[:, begin:end], self.length[:, begin:end]
+        ends = np.cumsum(length[0])
+        rest = [int(extent) for extent in length[1:, 0]]
+        return Patches(
+            end - begin,
+            tuple(first),
+            (length[0], *(np.array([extent]) for extent in rest)),
+            (ends - length[0], *(np.zeros(1, np.int64) for _ in rest)),
+            (int(ends[-1]), *rest),
+        )
+
+    def n_pieces(self, source: Source) -> Ints:
+        """Number of inner chunks that each box touches: int64, shape (n_boxes,)."""
+        n_cells = np.ones(self.first.shape[1], np.int64)
+        columns = zip(self.first, self.length, source.layout.inner_axes, strict=True)
+        for first, length, axis in columns:
+            n_cells *= axis.cell_at(first + length - 1) - axis.cell_at(first) + 1
+        return n_cells
+
 
 def read_pooled(
     source: Source,
     selections: Sequence[ParsedSelection],
     outs: Sequence[NDArray[Any]],
-    read: Callable[[Source, Patches, NDArray[Any]], object],
+    read: ReadPatches,
 ) -> bool:
     """Whether all selections were read as patches, which `read` reads.
 
     They are if they are many small boxes of contiguous elements that differ in extent
-    along axis 0 only.
+    along axis 0 only, in as many plans as memory asks for.
     """
-    patches = _patches_of(selections, outs)
-    if patches is None:
+    boxes = _boxes_of(selections) if _are_small(outs) else None
+    if boxes is None:
         return False
-    nbytes = sum(out.nbytes for out in outs)
-    held_nbytes = nbytes + _PIECE_NBYTES * _n_pieces(patches, source)
-    if held_nbytes > source.options.bound_nbytes // _SHARE:
+    nbytes = np.array([out.nbytes for out in outs])
+    held_nbytes = nbytes + _PIECE_NBYTES * boxes.n_pieces(source)
+    portions = cut_batches(held_nbytes, source.options.bound_nbytes // _SHARE)
+    if len(portions) * FEW_BOXES > len(outs):
         return False
-    together = np.empty(patches.shape, outs[0].dtype)
     try:
-        read(source.beside(nbytes), patches, together)
+        for begin, end in portions:
+            _read_portion(source, boxes.patches(begin, end), outs[begin:end], read)
     except LimitError:  # an inner chunk that does not fit beside the results
         return False
-    starts, lengths = patches.out_first[0].tolist(), patches.length[0].tolist()
-    for out, start, length in zip(outs, starts, lengths, strict=True):
-        out[...] = together[start : start + length].reshape(out.shape)
     return True
 
 
-def _patches_of(
-    selections: Sequence[ParsedSelection], outs: Sequence[NDArray[Any]]
-) -> Patches | None:
-    """Patches that land one after the other along axis 0; None if they do not suit."""
-    if len(selections) < _LEAST_BOXES or not _are_small(outs):
-        return None
+def _read_portion(
+    source: Source, patches: Patches, outs: Sequence[NDArray[Any]], read: ReadPatches
+) -> None:
+    """Read patches into one array, and copy each from there to its place."""
+    together = np.empty(patches.shape, outs[0].dtype)
+    read(source.beside(together.nbytes), patches, together)
+    starts, lengths = patches.out_first[0].tolist(), patches.length[0].tolist()
+    for out, start, length in zip(outs, starts, lengths, strict=True):
+        out[...] = together[start : start + length].reshape(out.shape)
+
+
+def _boxes_of(selections: Sequence[ParsedSelection]) -> _Boxes | None:
+    """Where the boxes lie; None if these are no boxes, or are not alike."""
     boxes = [_box(one) for one in selections]
     if not boxes[0] or None in boxes:
         return None
     first, length = np.array(boxes, np.int64).transpose(2, 1, 0)
     if not length.all() or (length[1:] != length[1:, :1]).any():
         return None
-    ends = np.cumsum(length[0])
-    rest = [int(extent) for extent in length[1:, 0]]
-    return Patches(
-        len(boxes),
-        tuple(first),
-        (length[0], *(np.array([extent]) for extent in rest)),
-        (ends - length[0], *(np.zeros(1, np.int64) for _ in rest)),
-        (int(ends[-1]), *rest),
-    )
+    return _Boxes(first, length)
 
 
 def _are_small(outs: Sequence[NDArray[Any]]) -> bool:
@@ -95,12 +129,3 @@ def _box(selection: ParsedSelection) -> list[tuple[int, int]] | None:
     if len(axes) < len(selection.axes) or any(a.step * a.out_step != 1 for a in axes):
         return None
     return [(axis.start, axis.length) for axis in axes]
-
-
-def _n_pieces(patches: Patches, source: Source) -> int:
-    """What all patches take of one inner chunk each."""
-    n_cells = np.ones(patches.n_patches, np.int64)
-    columns = zip(patches.first, patches.length, source.layout.inner_axes, strict=True)
-    for first, length, axis in columns:
-        n_cells *= axis.cell_at(first + length - 1) - axis.cell_at(first) + 1
-    return int(n_cells.sum())

@@ -24,7 +24,7 @@ from gpushard.reading.ascending import read_runs
 from gpushard.reading.converted import read_converted
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.masked import read_masked
-from gpushard.reading.pooled import read_pooled
+from gpushard.reading.pooled import FEW_BOXES, read_pooled
 from gpushard.reading.read import execute
 from gpushard.reading.rounds import Reader, read_in_rounds
 from gpushard.reading.small import read_small
@@ -39,6 +39,8 @@ from gpushard.source import Source
 _LEAST_NBYTES = 256 * KIB
 # Time that planning takes for each of several selections that are read together.
 _PLANNING_US = 150
+# Small boxes that are read alone in the time that it takes to plan them together.
+_MANY_BOXES = 64
 
 
 class ReadRequest(NamedTuple):
@@ -104,11 +106,28 @@ def _read_into(
     if len(arrays) == 1:  # points are not read together with others by the loops
         selections = [listed_as_points(source, request.selections[0])]
         request = request._replace(selections=selections)
+    if _is_pooled(source, request, arrays, _MANY_BOXES):
+        return
     left = _left_over(source, request, arrays)
     if left:
         selections = [request.selections[k] for k in left]
         request_left = request._replace(selections=selections)
         _read_large(source, request_left, [arrays[k] for k in left])
+
+
+def _is_pooled(
+    source: Source,
+    request: ReadRequest,
+    arrays: Sequence[NDArray[Any]],
+    least_boxes: int,
+) -> bool:
+    """Whether all selections, `least_boxes` or more, were read as patches."""
+    # What is asked about, or damaged, is told of each selection for itself.
+    if request.tally is not None or request.damage.replaces:
+        return False
+    if len(arrays) < least_boxes:
+        return False
+    return read_pooled(source, request.selections, arrays, _read_patches)
 
 
 def _left_over(
@@ -234,9 +253,7 @@ def _read_large(
     read = partial(read_at_once, tally=tally, damage=request.damage)
     if len(arrays) == 1 and _is_picked(source, request, arrays[0], read):
         return
-    # What is asked about, or damaged, is told of each selection for itself.
-    is_plain = request.tally is None and not request.damage.replaces
-    if is_plain and read_pooled(source, request.selections, arrays, _read_patches):
+    if _is_pooled(source, request, arrays, FEW_BOXES):
         return
     read_in_rounds(source, request.selections, arrays, read)
 

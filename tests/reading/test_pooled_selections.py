@@ -66,7 +66,7 @@ def test_many_small_boxes_take_one_plan(keys, planned, store):
 @pytest.mark.parametrize(
     "keys",
     [
-        ROWS[: pooled._LEAST_BOXES - 1],
+        ROWS[: pooled.FEW_BOXES - 1],
         [np.s_[k, : k + 1] for k in range(12)],  # other extents along another axis
         [*ROWS, np.s_[::2]],
         [*ROWS, np.s_[3:1:-1]],
@@ -130,6 +130,17 @@ def test_results_that_are_much_of_the_memory_limit_are_not_pooled(
     assert len(planned[1]) == len(ROWS)
 
 
+def test_more_results_than_memory_is_for_take_several_plans(
+    planned, monkeypatch, store
+):
+    a, keys = gpushard.open_array(store), [*WINDOWS, *WINDOWS]
+    nbytes = sum(VALUES[key].nbytes for key in WINDOWS)
+    monkeypatch.setattr(pooled, "_PIECE_NBYTES", 0)
+    monkeypatch.setattr(pooled, "_SHARE", a.source.options.bound_nbytes // nbytes)
+    assert_all_read(a, keys)
+    assert [[p.n_patches for p in plan] for plan in planned] == [[12], [12]]
+
+
 def test_pieces_of_boxes_count_toward_the_memory_limit(planned, monkeypatch, store):
     monkeypatch.setattr(pooled, "_PIECE_NBYTES", 1 << 20)
     a = gpushard.open_array(store, options=Options(memory_limit=160 << 20))
@@ -185,7 +196,7 @@ def test_damage_in_pooled_boxes_is_named_and_filled(store):
 def test_pooled_boxes_of_any_array_equal_zarrs(stored, data):
     full = stored.full
     keys = data.draw(st.lists(basic_keys(full.shape), min_size=1, max_size=3))
-    keys = [key for key in keys for _ in range(pooled._LEAST_BOXES)]
+    keys = [key for key in keys for _ in range(pooled.FEW_BOXES)]
     a = gpushard.open_array(stored.placed("memory", None))
     for key, got in zip(keys, a.read_many(keys), strict=True):
         assert_same_bits(got, np.asarray(full[key], full.dtype))

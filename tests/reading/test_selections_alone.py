@@ -77,6 +77,12 @@ def test_selections_that_take_long_to_decode_share_a_plan(
     assert planned == [2, 4]
 
 
+@pytest.mark.parametrize(("n", "plans"), [(63, []), (64, [1])])
+def test_many_small_boxes_share_a_plan(n, plans, planned, tmp_path):
+    assert_all_read(opened(tmp_path, "zstd"), [np.s_[k, k : k + 2] for k in range(n)])
+    assert planned == plans
+
+
 def test_of_plain_elements_no_more_is_decoded_than_is_wanted(
     planned, monkeypatch, tmp_path
 ):
