@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import strategies as sts
 from gpushard.layout import GridAxis
+from gpushard.planning import axes
 from gpushard.planning.grid import GridPart
 from gpushard.planning.plan import plan_read
 from gpushard.planning.spans import byte_spans
@@ -85,12 +86,19 @@ def test_a_row_is_one_run_of_bytes_unless_the_inner_chunk_is_transposed(order, s
     assert tuple(int(column[0]) for column in spans) == span
 
 
-def test_a_stride_spans_from_its_first_to_its_last_element_in_the_inner_chunk():
+@pytest.mark.parametrize("long_cells", [0, axes.LONG_CELLS])
+@pytest.mark.parametrize(
+    ("step", "starts", "stops"), [(3, [2, 0], [16, 20]), (5, [2, 2], [14, 14])]
+)
+def test_a_stride_spans_from_its_first_to_its_last_element_in_the_inner_chunk(
+    step, starts, stops, long_cells, monkeypatch
+):
+    monkeypatch.setattr(axes, "LONG_CELLS", long_cells)
     layout = sts.make_layout((20,), (GridAxis(20, 10),))
-    part = plan_read(layout, [basic(slice(1, None, 3), (20,))]).parts[0]
+    part = plan_read(layout, [basic(slice(1, None, step), (20,))]).parts[0]
     (block,) = sts.pieces_of(part)
     start, stop = byte_spans(part, block.position, (2, 2))
-    assert (start.tolist(), stop.tolist()) == ([2, 0], [16, 20])
+    assert (start.tolist(), stop.tolist()) == (starts, stops)
 
 
 def test_points_span_from_the_first_to_the_last_of_them():
