@@ -173,6 +173,20 @@ def test_of_two_who_decode_the_same_the_first_keeps_its_own():
     assert kept(cache, 8, may_drop=False) == [8]
 
 
+def test_a_slot_that_an_interrupt_left_with_a_key_is_used_again():
+    class Interrupted(dict[int, int]):
+        def __setitem__(self, key: int, slot: int) -> None:
+            raise KeyboardInterrupt
+
+    cache = ChunkCache(NBYTES, NBYTES)
+    cache._slot_of = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        kept(cache, 1)
+    cache._slot_of = {}
+    assert kept(cache, 2) == [2]
+    assert found(cache, 1, 2) == [2]
+
+
 def test_what_is_held_outlives_the_cache_being_cleared():
     cache = ChunkCache(2 * NBYTES, NBYTES)
     kept(cache, 1)
