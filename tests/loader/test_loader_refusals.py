@@ -39,7 +39,7 @@ WRONG = [
     ({"rank": 0.5, "world_size": 2}, "rank"),
     ({"rank": "0", "world_size": 2}, "rank"),
     ({"lead": 200}, "does not fit"),
-    ({"weights": [1e308] * N, "replacement": True}, "sum of weights"),
+    ({"weights": [1] * (N - 2) + [1e308] * 2, "replacement": True}, "sum of weights"),
     ({"weights": [5e-324] + [0] * (N - 1), "replacement": True}, "sum of weights"),
     ({"sampler": iter([1, 2])}, "every epoch"),
     ({"sampler": 5}, "every epoch"),
