@@ -126,6 +126,18 @@ def test_a_connection_that_ends_at_the_next_request_is_replaced_at_once(no_pause
         assert len(server.requests) == 9
 
 
+def test_an_answer_that_ends_within_its_head_is_not_asked_for_again():
+    def answer(_: bytes, nth: int) -> list[bytes | None]:
+        return [b"HTTP/1.1 2", None] if nth else [sized(b"body")]
+
+    with RawServer(answer) as server:
+        store = open_url(server.url, {"retry_config": {"max_retries": 0}})
+        assert store.get("a") == b"body"
+        with pytest.raises(StoreError, match="ended within an answer"):
+            store.get("a")
+        assert len(server.requests) == 2
+
+
 def test_a_connection_is_kept_for_as_long_as_the_setting_says(server, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now[0]))
