@@ -118,7 +118,7 @@ class Region:
         """Region of the inner chunk at `cell` of the grid."""
         shape = self.sharding.chunk_shape
         extents = tuple(
-            min(n, max(extent - n * i, 0))
+            min(n, extent - n * i)
             for n, extent, i in zip(shape, self.extents, cell, strict=True)
         )
         return Region(self.source, self.coordinate, self.level + 1, shape, extents)
