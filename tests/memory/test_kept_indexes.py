@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpushard
+from gpushard.errors import CorruptShardError
 from gpushard.memory import known
 from gpushard.memory.known import IndexCache, KnownIndex
 from gpushard.options import Options
@@ -80,6 +81,23 @@ def test_an_inner_chunk_that_comes_to_an_object_store_is_noticed_by_small_reads(
     assert b[6:8].tolist() == [7, 7]
     a[4:8] = 0
     assert b[6:8].tolist() == [0, 0]
+
+
+def test_an_index_that_contradicts_a_size_told_once_is_read_again(monkeypatch):
+    store = RemoteStore(obstore.store.MemoryStore())
+    a = made(store, shape=(1200,), chunks=(200,), shards=(400,), compressors=None)
+    a[...] = 1
+    b = gpushard.open_array(store, options=PLAIN, device="cpu")
+    truthful = RemoteStore.read
+
+    def lying(self: RemoteStore, requests: Any) -> Any:
+        return [f._replace(object_nbytes=100) for f in truthful(self, requests) if f]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteStore, "read", lying)
+        with pytest.raises(CorruptShardError):
+            b[:2]
+    assert b[:2].tolist() == [1, 1]
 
 
 def test_an_inner_chunk_that_comes_to_a_nested_shard_is_noticed(tmp_path):
