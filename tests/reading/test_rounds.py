@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpushard
 from damaged_arrays import on_host, opened
 from gpushard import ObjectChangedError, SelectionError
-from gpushard.errors import ObjectDeletedError
+from gpushard.errors import LimitError, ObjectDeletedError
 from gpushard.reading import read, results, rounds
 from gpushard.selecting import expressions
 from gpushard.selecting.portions import CellGroup
@@ -225,6 +225,20 @@ def test_tables_that_a_reader_makes_count_as_columns(index, tmp_path):
             tables_nbytes,
         )
     assert sizes == [2, 1, 1]
+
+
+def test_index_arrays_beside_the_longest_may_take_a_quarter_of_the_limit(
+    place, monkeypatch
+):
+    a = opened(place, "plain")
+    most_nbytes = a.source.options.bound_nbytes // 4
+    monkeypatch.setattr(rounds, "_LAID_OUT_NBYTES", most_nbytes // 10)
+    rows, columns = np.arange(11) * 7 % 23, np.arange(31) * 7 % 31
+    with tiny_bounds():
+        found = a.oindex[rows[:10], columns]
+        np.testing.assert_array_equal(found, VALUES[np.ix_(rows[:10], columns)])
+        with pytest.raises(LimitError, match="along several axes"):
+            a.oindex[rows, columns]
 
 
 def test_selections_that_are_cut_are_read_beside_those_that_are_not(tmp_path):
