@@ -70,6 +70,10 @@ def test_what_numpy_can_view_is_written_through():
     assert plain == b"\7\7\7\7"
 
 
+def test_an_output_without_elements_is_taken_though_it_shares_no_memory():
+    assert usable_output(Viewable((0, 3)), (0, 3), INT32).shape == (0, 3)
+
+
 def test_an_output_is_viewed_while_another_thread_imports_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     tensor = Viewable((2, 3))
