@@ -273,7 +273,7 @@ class _MaskedRead:
             for row, wanted_row, place in zip(rows, wanted_rows, landing, strict=True):
                 self._pick_run(row, wanted_row, *place)
             return
-        step = max(1, _PICKED // rows.shape[1])
+        step = _PICKED // rows.shape[1]
         for at in range(0, n_rows, step):
             some = slice(at, at + step)
             found = rows[some][wanted_rows[some]]
