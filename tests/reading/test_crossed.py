@@ -199,11 +199,18 @@ def test_an_inner_chunk_need_not_fit_beside_a_grid(tmp_path, monkeypatch):
     "key",
     [
         ([0, 22], [0, 16], 0),
+        ([0, 1, 22], [0, 1, 16], 0),
         ([0, 1], [], 0),
         ([], [0, 1], 0),
         ([0, 1], [0, 1], slice(0)),
     ],
-    ids=["cells between", "none", "none first", "none of a slice"],
+    ids=[
+        "cells between",
+        "cells between some",
+        "none",
+        "none first",
+        "none of a slice",
+    ],
 )
 def test_a_grid_that_would_touch_other_inner_chunks_is_not_read(place, key):
     assert {around for _, around in parts(opened(place), key)} == {None}
