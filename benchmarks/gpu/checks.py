@@ -25,6 +25,8 @@ TESTS = {
     "lanes_that_overlap_change_nothing": "reads",
     "damage_is_refused_with_its_place": "reads",
     "any_array_is_read_as_on_the_host": "reads",
+    "filters_are_undone_as_on_the_host": "reads",
+    "outputs_may_lie_at_any_byte": "reads",
     "damage_before_the_decoder_is_named_and_changes_nothing_else": "damage",
     "a_stream_that_decodes_to_more_changes_nothing_else": "damage",
     "a_loader_skips_damaged_samples_or_names_them": "damage",

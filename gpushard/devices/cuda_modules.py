@@ -98,8 +98,8 @@ class CudaModules:
                 return cubin
         cubin = self._compile(source)
         with suppress(FileNotFoundError):
-            kept = cubin + sha256(cubin).digest()
-            keep_file(cache_directory() / "kernels" / name, kept)
+            with_digest = cubin + sha256(cubin).digest()
+            keep_file(cache_directory() / "kernels" / name, with_digest)
         return cubin
 
     def _compile(self, source: KernelSource) -> bytes:

@@ -135,6 +135,9 @@ def _viewed(out: Any) -> NDArray[Any]:
     try:
         array, again = _asked_for_view(out), _asked_for_view(out)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        from gpushard.devices.output import refuse_unresolved
+
+        refuse_unresolved(out)
         raise _no_shared_memory(out) from error
     # Some objects cannot be asked to give a view and never a copy. Two copies, however,
     # never share memory.

@@ -81,8 +81,9 @@ def read_pooled(
         return False
     nbytes = np.array([out.nbytes for out in outs])
     held_nbytes = nbytes + _PIECE_NBYTES * boxes.n_pieces(source)
-    portions = cut_batches(held_nbytes, source.options.bound_nbytes // _SHARE)
-    if len(portions) * FEW_BOXES > len(outs):
+    most_nbytes = source.options.bound_nbytes // _SHARE
+    portions = cut_batches(held_nbytes, most_nbytes)
+    if held_nbytes.max() > most_nbytes or len(portions) * FEW_BOXES > len(outs):
         return False
     try:
         for begin, end in portions:

@@ -39,8 +39,9 @@ from gpushard.source import Source
 _LEAST_NBYTES = 256 * KIB
 # Time that planning takes for each of several selections that are read together.
 _PLANNING_US = 150
-# Small boxes that are read alone in the time that it takes to plan them together.
-_MANY_BOXES = 64
+# Small boxes that are read alone in the time that it takes to plan them together, or
+# in less if their inner chunks are kept.
+_MANY_BOXES = 128
 
 
 class ReadRequest(NamedTuple):
@@ -122,12 +123,12 @@ def _is_pooled(
     least_boxes: int,
 ) -> bool:
     """Whether all selections, `least_boxes` or more, were read as patches."""
-    # What is asked about, or damaged, is told of each selection for itself.
-    if request.tally is not None or request.damage.replaces:
+    # Damage is told of each selection for itself.
+    if len(arrays) < least_boxes or request.damage.replaces:
         return False
-    if len(arrays) < least_boxes:
-        return False
-    return read_pooled(source, request.selections, arrays, _read_patches)
+    tally = request.tally or Tally(is_wanted=False)
+    read = partial(_read_patches, tally)
+    return read_pooled(source, request.selections, arrays, read)
 
 
 def _left_over(
@@ -271,8 +272,10 @@ def _is_picked(
     return any(way(source, selection, out, read) for way in ways)
 
 
-def _read_patches(source: Source, patches: Patches, out: NDArray[Any]) -> None:
-    execute([host_job(source, [patches], [out], Tally(is_wanted=False))])
+def _read_patches(
+    tally: Tally, source: Source, patches: Patches, out: NDArray[Any]
+) -> None:
+    execute([host_job(source, [patches], [out], tally)])
 
 
 def read_at_once(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.codecs.small_floats import are_held, is_small_float
-from gpushard.devices.output import tells_memory
+from gpushard.devices.output import refuse_unresolved, tells_memory
 from gpushard.errors import GpushardError, SelectionError, UnsupportedError
 from gpushard.options import MIB
 from gpushard.placing.outputs import bits_of_tensor
@@ -38,10 +38,12 @@ def fitting_values(
     Raises
     ------
     SelectionError
-        The value cannot be broadcast to the shape, or the data type cannot hold it.
+        The value cannot be broadcast to the shape, or the data type cannot hold it, or
+        it is a tensor of torch that has other values than its memory.
     UnsupportedError
         The value lies on a device and has no method `get`.
     """
+    refuse_unresolved(value)
     if tells_memory(value):
         value = _fetched(value)
     try:
@@ -53,7 +55,7 @@ def fitting_values(
                 values = _broadcast(_cast(_without_repeats(array), dtype), shape)
     except GpushardError:
         raise
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise SelectionError(
             f"the value does not fit what is written to: {str(error).rstrip('.')}",
             expected=f"{dtype} values that can be broadcast to {shape}",

@@ -84,6 +84,24 @@ def test_tensors_that_share_no_memory_with_numpy_are_refused(a):
         a.read(out=torch.empty(12, 10, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("late", [lambda t: t.conj(), lambda t: t.conj().imag])
+def test_tensors_that_torch_has_yet_to_compute_are_refused(late, tmp_path):
+    made = gpushard.create_array(tmp_path, shape=4, chunks=2, shards=4, dtype="c8")
+    tensor = late(torch.ones(4, dtype=torch.complex64))
+    with pytest.raises(gpushard.SelectionError, match="resolve_conj"):
+        made[...] = tensor
+    with pytest.raises(gpushard.SelectionError, match="resolve_conj"):
+        made.read(out=tensor)
+    made[...] = tensor.resolve_conj().resolve_neg()
+    assert np.array_equal(made[...], tensor.resolve_conj().resolve_neg().numpy())
+
+
+def test_a_list_of_tensors_with_gradients_is_refused(tmp_path):
+    made = gpushard.create_array(tmp_path, shape=2, chunks=2, shards=2, dtype="f4")
+    with pytest.raises(gpushard.SelectionError, match="grad"):
+        made[...] = [torch.ones((), requires_grad=True)] * 2
+
+
 def test_tensors_index_an_array(a):
     rows = torch.tensor([3, 0, 11])
     assert np.array_equal(a.oindex[rows], VALUES[[3, 0, 11]])

@@ -15,7 +15,6 @@ from gpushard import CorruptShardError, DamageWarning, LimitError, Options
 from gpushard.reading import pooled, results
 from gpushard.selecting import expressions
 from gpushard.selecting.patches import Patches
-from selection_strategies import basic_keys
 from zarr_oracle import assert_same_bits
 
 VALUES = np.arange(40 * 60 * 3, dtype="i4").reshape(40, 60, 3)
@@ -86,11 +85,14 @@ def test_lists_of_elements_have_plans_of_their_own(planned, store):
     assert len(planned[0]) == 12
 
 
+@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
 def test_text_has_plans_of_its_own(planned):
     # What its elements take is not known before they are decoded.
     words = np.array([f"word {k}" for k in range(40)], object)
     made = MemoryStore()
-    zarr.create_array(made, shape=40, dtype=str, chunks=4, shards=8)[...] = words
+    zarr.create_array(made, shape=(40,), dtype=str, chunks=(4,), shards=(8,))[...] = (
+        words
+    )
     got = gpushard.open_array(made).read_many(list(range(12)))
     assert [str(word) for word in got] == list(words[:12])
     assert len(planned[0]) == 12
@@ -139,6 +141,37 @@ def test_more_results_than_memory_is_for_take_several_plans(
     monkeypatch.setattr(pooled, "_SHARE", a.source.options.bound_nbytes // nbytes)
     assert_all_read(a, keys)
     assert [[p.n_patches for p in plan] for plan in planned] == [[12], [12]]
+
+
+def test_a_box_that_is_much_of_the_memory_limit_is_not_pooled(
+    planned, monkeypatch, store
+):
+    a, keys = (
+        gpushard.open_array(store),
+        [np.s_[:20], *(np.s_[k : k + 1] for k in range(39))],
+    )
+    monkeypatch.setattr(pooled, "_PIECE_NBYTES", 0)
+    most = VALUES[:20].nbytes
+    monkeypatch.setattr(pooled, "_SHARE", a.source.options.bound_nbytes // most)
+    assert_all_read(a, keys)
+    assert isinstance(planned[0][0], Patches)
+    monkeypatch.setattr(pooled, "_SHARE", pooled._SHARE + 1)
+    assert_all_read(a, keys)
+    assert len(planned[-1]) == len(keys)
+
+
+def test_the_results_count_toward_what_a_plan_may_hold(store):
+    a, seen = gpushard.open_array(store), []
+    outs = [np.empty(VALUES[key].shape, "i4") for key in ROWS]
+
+    def read(source, patches, out):
+        seen.append(source.options.bound_nbytes)
+        out[...] = 0
+
+    assert pooled.read_pooled(a.source, [a._selection(key) for key in ROWS], outs, read)
+    nbytes = sum(out.nbytes for out in outs)
+    assert seen == [a.source.beside(nbytes).options.bound_nbytes]
+    assert seen[0] < a.source.options.bound_nbytes
 
 
 def test_pieces_of_boxes_count_toward_the_memory_limit(planned, monkeypatch, store):
@@ -191,12 +224,31 @@ def test_damage_in_pooled_boxes_is_named_and_filled(store):
         assert_same_bits(one, want[key])
 
 
+@st.composite
+def boxes_alike(draw, shape):
+    """Boxes that differ in extent along axis 0 only, one axis perhaps dropped."""
+    if 0 in shape:
+        return [np.s_[...]]
+    lengths = [draw(st.integers(1, n)) for n in shape]
+    dropped = draw(st.none() | st.integers(0, len(shape)))
+    keys = []
+    for _ in range(pooled.FEW_BOXES):
+        key = []
+        for axis, (n, length) in enumerate(zip(shape, lengths, strict=True)):
+            long = draw(st.integers(1, n)) if axis == 0 else length
+            start = draw(st.integers(0, n - long))
+            is_dropped = axis == dropped and long == 1
+            key.append(start if is_dropped else slice(start, start + long))
+        keys.append(tuple(key))
+    return keys
+
+
 @given(stored_arrays(), st.data())
 @settings(max_examples=max(1, settings.default.max_examples // 2))
 def test_pooled_boxes_of_any_array_equal_zarrs(stored, data):
     full = stored.full
-    keys = data.draw(st.lists(basic_keys(full.shape), min_size=1, max_size=3))
-    keys = [key for key in keys for _ in range(pooled.FEW_BOXES)]
+    boxes = st.lists(boxes_alike(full.shape), min_size=1, max_size=2)
+    keys = [key for some in data.draw(boxes) for key in some]
     a = gpushard.open_array(stored.placed("memory", None))
     for key, got in zip(keys, a.read_many(keys), strict=True):
         assert_same_bits(got, np.asarray(full[key], full.dtype))

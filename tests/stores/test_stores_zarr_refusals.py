@@ -123,6 +123,8 @@ def test_a_wrapper_that_tells_no_sizes_is_asked_once(asked, expected):
     assert fetched.data.tobytes() == expected
     if request.stop is None:
         assert len(counting.fetched) == 1
+        assert fetched.object_nbytes == len(BODY)
+        assert fetched.data.base is None or fetched.data.nbytes == len(BODY)
     assert ZarrStore(counting).read([ByteRequest("c/1", max_nbytes=10)]) == [None]
 
 
@@ -130,6 +132,19 @@ def test_the_store_in_a_passing_wrapper_tells_the_size():
     telling = type("Telling", (Counting,), {"getsize": Strict.getsize})
     inside = telling(filled(Panicking))
     (fetched,) = ZarrStore(WrapperStore(inside)).read([ByteRequest("c/0", -4)])
+    assert fetched is not None
+    assert fetched.data.tobytes() == BODY[-4:]
+    ((_, asked),) = inside.fetched
+    assert asked == RangeByteRequest(len(BODY) - 4, len(BODY))
+
+
+def test_a_passing_wrapper_that_tells_sizes_is_asked_for_them():
+    async def getsize(store: Any, key: str) -> int:
+        return len(BODY)
+
+    inside = Counting(filled(Panicking))
+    outside = type("Sized", (WrapperStore,), {"getsize": getsize})(inside)
+    (fetched,) = ZarrStore(outside).read([ByteRequest("c/0", -4)])
     assert fetched is not None
     assert fetched.data.tobytes() == BODY[-4:]
     ((_, asked),) = inside.fetched

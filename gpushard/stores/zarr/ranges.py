@@ -233,7 +233,8 @@ class Gets:
         whole = await self.get(ByteRequest(request.key))
         if whole is None:
             return None
-        data = whole.data[slice(*request.within(len(whole.data)))]
+        # A copy, because a view would keep all of the object in memory.
+        data = whole.data[slice(*request.within(len(whole.data)))].copy()
         return Fetched(data, len(whole.data), None)
 
     async def _get(
