@@ -163,12 +163,20 @@ def in_a_child(measure: Callable[[], Any], otherwise: Any) -> Any:
     return tuple(json.loads(told)) if told else otherwise
 
 
+# Once a process has freed a large block, glibc takes the next ones of up to that size
+# from its heap, and what is freed there stays (mallopt(3)). The peak would depend on
+# what ran before.
+_M_MMAP_THRESHOLD = -3
+
+
 def _grown_here(
     read: Callable[[], Any], warm_up: Callable[[], Any], out_nbytes: int
 ) -> tuple[str, int]:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, MIB)
     warm_up()
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    libc.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
     before, came, made_nbytes = status_nbytes("VmRSS"), "read", 0
     try:
