@@ -107,24 +107,24 @@ def _read_into(
     if len(arrays) == 1:  # points are not read together with others by the loops
         selections = [listed_as_points(source, request.selections[0])]
         request = request._replace(selections=selections)
-    if _is_pooled(source, request, arrays, _MANY_BOXES):
+    are_many = len(arrays) >= _MANY_BOXES
+    if are_many and _is_pooled(source, request, arrays):
         return
     left = _left_over(source, request, arrays)
-    if left:
-        selections = [request.selections[k] for k in left]
-        request_left = request._replace(selections=selections)
-        _read_large(source, request_left, [arrays[k] for k in left])
+    if not left:
+        return
+    request = request._replace(selections=[request.selections[k] for k in left])
+    arrays = [arrays[k] for k in left]
+    if are_many or not _is_pooled(source, request, arrays):
+        _read_large(source, request, arrays)
 
 
 def _is_pooled(
-    source: Source,
-    request: ReadRequest,
-    arrays: Sequence[NDArray[Any]],
-    least_boxes: int,
+    source: Source, request: ReadRequest, arrays: Sequence[NDArray[Any]]
 ) -> bool:
-    """Whether all selections, `least_boxes` or more, were read as patches."""
+    """Whether all selections could be read as patches of one array."""
     # Damage is told of each selection for itself.
-    if len(arrays) < least_boxes or request.damage.replaces:
+    if len(arrays) < FEW_BOXES or request.damage.replaces:
         return False
     tally = request.tally or Tally(is_wanted=False)
     read = partial(_read_patches, tally)
@@ -253,8 +253,6 @@ def _read_large(
     tally = request.tally or Tally(is_wanted=False)
     read = partial(read_at_once, tally=tally, damage=request.damage)
     if len(arrays) == 1 and _is_picked(source, request, arrays[0], read):
-        return
-    if _is_pooled(source, request, arrays, FEW_BOXES):
         return
     read_in_rounds(source, request.selections, arrays, read)
 

@@ -85,6 +85,15 @@ def test_many_small_boxes_share_a_plan(n, plans, planned, tmp_path):
     assert planned == plans
 
 
+@pytest.mark.parametrize("n", [20, 128])
+def test_selections_that_are_not_pooled_are_looked_at_once(n, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(results, "read_pooled", lambda *_: asked.append(1))
+    a = opened(tmp_path, "zstd", FUSED.but(small_read_chunks=0))
+    assert_all_read(a, [np.s_[k % 99, 5:9] for k in range(n)])
+    assert asked == [1]
+
+
 def test_of_plain_elements_no_more_is_decoded_than_is_wanted(
     planned, monkeypatch, tmp_path
 ):
