@@ -260,6 +260,8 @@ class Source(StoredArray):
     @cached_property
     def room(self) -> ChunkRoom:
         """The share of the memory limit for inner chunks, and whether they fit."""
+        is_wrapped = bool(self.layout.object_codecs)
+        largest = tuple(axis.longest for axis in self.layout.axes)
         return ChunkRoom(
             self.layout.path,
             self.options,
@@ -267,7 +269,8 @@ class Source(StoredArray):
             whole_nbytes=self.whole_nbytes,
             work_nbytes=self.work_nbytes,
             is_raw=self.raw_strides is not None,
-            is_wrapped=bool(self.layout.object_codecs),
+            is_wrapped=is_wrapped,
+            added_nbytes=self.added_nbytes(largest) if is_wrapped else 0,
             is_text=self.layout.dtype.kind in "OT",
             keeps_fetched=self.store.costs.answers_in_own_memory,
             keeps_in_threads=self.store.costs.answers_in_threads,

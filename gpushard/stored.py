@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 from gpushard.layout import ENTRY_NBYTES, ArrayLayout, cell_shape
-from gpushard.options import KIB
+from gpushard.options import KIB, MIB
 from gpushard.pipeline import HostPipeline
 
 # Inner chunks of at least this decoded size are decoded in part if the codecs can.
 _DIVISIBLE_NBYTES = 256 * KIB
+# Bytes of a shard that are no elements. What codecs add to an inner chunk and its entry
+# in a nested index take less than the first; the second is for gaps.
+_ADDED_NBYTES, _GAPS_NBYTES = 256, 4 * MIB
 # A string takes an object and a pointer to it, in addition to its text.
 _STRING_NBYTES = 64
 
@@ -98,6 +101,16 @@ class StoredArray:
         """Largest decoded size of a stored object, a chunk if there are no shards."""
         lengths = (axis.longest for axis in self.layout.axes)
         return prod(lengths) * self.layout.dtype.itemsize
+
+    def added_nbytes(self, shard_shape: tuple[int, ...]) -> int:
+        """Most bytes to expect in a shard of `shard_shape` beside its elements.
+
+        Its outer index is not counted.
+        """
+        axes = self.layout.inner_axes
+        cells = zip(shard_shape, axes, strict=True)
+        n_chunks = prod(n // axis.cell for n, axis in cells)
+        return _ADDED_NBYTES * n_chunks + _GAPS_NBYTES
 
     @cached_property
     def largest_chunk_nbytes(self) -> int:

@@ -25,7 +25,7 @@ from gpushard.stores.base import ByteRequest
 # occasional stream takes more than others, and one may be of fill values.
 _SPARE = 3
 # Copies that a shard with codecs around it may take: it may be twice as large as its
-# elements and a batch, and its stored bytes may be twice that.
+# elements, and its stored bytes may be twice that.
 _WRAPPED_COPIES = 6
 # Contexts that libraries keep for each thread that decodes: two of libzstd (its own
 # and zstandard's) take 94 KiB each, those of other libraries less.
@@ -79,6 +79,8 @@ class ChunkRoom:
         Whether elements are plain, so that any range of them can be read.
     is_wrapped
         Whether shards have codecs around them, so that they are decoded whole.
+    added_nbytes
+        Most bytes to expect in such a shard beside its elements.
     is_text
         Whether sizes are known only from the bytes.
     keeps_fetched
@@ -94,6 +96,7 @@ class ChunkRoom:
     work_nbytes: int
     is_raw: bool
     is_wrapped: bool
+    added_nbytes: int
     is_text: bool
     keeps_fetched: bool = False
     keeps_in_threads: bool = False
@@ -287,8 +290,8 @@ class ChunkRoom:
     @property
     def _worker_nbytes(self) -> int:
         """Memory that a worker takes."""
-        if self.is_wrapped:  # stored and decoded bytes, with the most gaps allowed
-            each = _WRAPPED_COPIES * (self._decoded_nbytes + self.options.batch_nbytes)
+        if self.is_wrapped:  # stored and decoded bytes, as many as are allowed
+            each = _WRAPPED_COPIES * (self._decoded_nbytes + self.added_nbytes)
         else:
             each = self._decoded_nbytes + self.whole_nbytes
         return each + _CONTEXTS_NBYTES

@@ -124,8 +124,8 @@ def _shard_limit(source: Source, coordinate: Coordinate) -> int:
     most = source.options.max_chunk_nbytes
     if source.layout.dtype.kind in "OT":
         return most  # the metadata does not say how large strings are
-    # Gaps may make a shard larger than its inner chunks, within bounds.
-    limit = 2 * _shard_nbytes(source, coordinate) + source.options.batch_nbytes
+    shape = source.layout.object_shape(coordinate)
+    limit = 2 * _shard_nbytes(source, coordinate) + source.added_nbytes(shape)
     limit = min(limit, most)
     for level in source.layout.levels[:1]:
         n_entries = prod(source.chunks_per_shard(coordinate, 0))

@@ -135,3 +135,16 @@ def test_the_limit_that_a_refused_wrapped_shard_asks_for_is_enough(
     enough = int(str(caught.value.got).split()[0])
     a, _ = opened(place, memory_limit=enough, batch_nbytes=1)
     assert a[5:9].tobytes() == NOISE[5:9]
+
+
+def test_a_wrapped_shard_of_inner_chunks_that_compression_enlarges_is_valid(tmp_path):
+    n, each = 600_000, zstd(b"\x07")  # 13 bytes
+    inner = sharding((1,), codecs=[LITTLE, ZSTD], index_codecs=[LITTLE])
+    entries = np.full((n, 2), len(each), "<u8")
+    entries[:, 0] *= np.arange(n, dtype="<u8")
+    shard = each * n + entries.tobytes()
+    meta = document((n,), (n,), inner, codec("gzip", level=1))
+    place = put(tmp_path, meta, c_0=gzip.compress(shard, 1))
+    for nbytes in (1, 4 * MIB):
+        a = gpushard.open_array(place, options=gpushard.Options(batch_nbytes=nbytes))
+        assert a[n // 2 : n // 2 + 9].tolist() == [7] * 9

@@ -59,7 +59,7 @@ def in_turns(n: int) -> tuple[BoxPlacer, np.ndarray, np.ndarray]:
     big, own = np.dtype(">i8"), np.dtype(np.int64)
     chain = FusedChain(RAW, False, 16, (8,), big, own, 8, Pace(1, 1))
     loops = LinkedLoops(choice._load(), Library("a copy", RAW), 0)
-    room = ChunkRoom("", Options().resolved(), 16, 16, 0, True, False, False)
+    room = ChunkRoom("", Options().resolved(), 16, 16, 0, True, False, 0, False)
     return BoxPlacer(chain, loops, np.full((2, 1, 1), 8), room), boxes, words
 
 

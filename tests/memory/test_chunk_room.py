@@ -349,7 +349,7 @@ def test_what_a_large_inner_chunk_needs_is_told_with_its_stored_bytes(kind):
     if kind == "wrapped":  # the shard, and what it is stored in
         stored += usual_stored(n)
     options = Options(memory_limit=64 * MIB).resolved()
-    kinds = (kind == "plain", kind == "wrapped", False)
+    kinds = (kind == "plain", kind == "wrapped", 0, False)
     room = ChunkRoom("", options, n, n, work, *kinds)
     needed = stored + work
     with pytest.raises(LimitError, match=f"got {needed} bytes"):
