@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 from sys import float_info
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from gpushard.loader.batches import Form, Kind
 from gpushard.loader.conversion import ElementConversion
 from gpushard.loader.fields import Field, usable_source
 from gpushard.loader.ragged import Ragged, RaggedField, read_offsets
+from gpushard.loader.sample_grid import SampleGrid
 from gpushard.loader.windows import Cut, Origins, Padding, lay_origins
 from gpushard.placing.outputs import parsed_dtype
 from gpushard.rolling.reader import RollingReader
@@ -261,28 +261,38 @@ def laid_origins(fields: Sequence[Field], stride: Any, padding: Padding) -> Orig
     return lay_origins(cuts, steps, padding)
 
 
-def sample_axis(field: Field, origins: Origins, block: str | int) -> GridAxis:
+def sample_grid(
+    fields: Sequence[Field], origins: Origins, block: str | int
+) -> SampleGrid:
     """Samples in their stored order, cut into blocks.
 
     Parameters
     ----------
-    field
-        The array whose shards or inner chunks the blocks follow.
+    fields
+        The arrays. Blocks follow the shards or inner chunks of the first one, and those
+        of another one only along axes where the first has no windows.
     block
         "shard", "chunk" or a number of samples.
     """
-    n = origins.n
     if not isinstance(block, str):
-        return GridAxis(n, block)
-    axis = field.axis(block)
+        return SampleGrid((GridAxis(origins.n, block),))
+    axes: list[GridAxis] = []
+    for d in range(len(origins.counts)):
+        field = next(f for f in fields if len(f.cut.window) > d)
+        axes.append(_sample_axis(field, origins, d, block))
+    return SampleGrid(tuple(axes))
+
+
+def _sample_axis(field: Field, origins: Origins, d: int, block: str) -> GridAxis:
+    """Samples along axis `d`, cut before those that begin in another block."""
+    axis, n = field.axis(block, d), origins.counts[d]
     if field.cut.drop and not field.cut.lead and n == axis.extent:
         return axis
     first = axis.start_of(np.arange(axis.n_cells, dtype=np.int64))
-    at = -((origins.start[0] - first) // origins.stride[0])
+    at = -((origins.start[d] - first) // origins.stride[d])
     # They ascend, so that equal ones are neighbours.
-    bounds = np.concatenate([[0], at.clip(0, origins.counts[0]), [origins.counts[0]]])
-    bounds = np.append(bounds[:1], bounds[1:][np.diff(bounds) > 0])
-    return GridAxis(n, 0, bounds * prod(origins.counts[1:]))
+    bounds = np.concatenate([[0], at.clip(0, n), [n]])
+    return GridAxis(n, 0, np.append(bounds[:1], bounds[1:][np.diff(bounds) > 0]))
 
 
 def block_of(block: Any) -> str | int:

@@ -168,15 +168,15 @@ class Field:
         """Number of inner chunks of the array, stored or not."""
         return sum(prod(m.source.layout.inner_grid) for m in self.members)
 
-    def axis(self, unit: str) -> GridAxis:
-        """Axis 0 of the array, cut at the borders of its shards or inner chunks.
+    def axis(self, unit: str, d: int = 0) -> GridAxis:
+        """Axis `d` of the array, cut at the borders of its shards or inner chunks.
 
         Parameters
         ----------
         unit
             "shard" or "chunk".
         """
-        return stored_axis(self.array, unit)
+        return stored_axis(self.array, unit, d)
 
     def touches(self, origins: Ints, box: Box) -> NDArray[np.bool_]:
         """Which samples have any elements of a box: bool, shape (n_samples,)."""
@@ -340,8 +340,8 @@ def _on_host(array: Array, num_threads: int | None) -> Array:
     return Array(replace(array.source, options=options))
 
 
-def stored_axis(array: LoaderArray, unit: str) -> GridAxis:
-    """Axis 0 of an array, cut at the borders of its shards or inner chunks.
+def stored_axis(array: LoaderArray, unit: str, d: int = 0) -> GridAxis:
+    """Axis `d` of an array, cut at the borders of its shards or inner chunks.
 
     Parameters
     ----------
@@ -349,9 +349,9 @@ def stored_axis(array: LoaderArray, unit: str) -> GridAxis:
         "shard" or "chunk".
     """
     if not isinstance(array, ConcatArray):
-        return _axis(array, unit)
-    axes = [_axis(member, unit) for member in array.arrays]
-    if array.axis != 0:
+        return _axis(array, unit, d)
+    axes = [_axis(member, unit, d) for member in array.arrays]
+    if array.axis != d:
         return axes[0]
     bounds, before = [np.zeros(1, np.int64)], 0
     for axis in axes:
@@ -361,6 +361,6 @@ def stored_axis(array: LoaderArray, unit: str) -> GridAxis:
     return GridAxis(before, 0, np.concatenate(bounds).astype(np.int64))
 
 
-def _axis(array: Array, unit: str) -> GridAxis:
+def _axis(array: Array, unit: str, d: int) -> GridAxis:
     layout = array.source.layout
-    return layout.axes[0] if unit == "shard" else layout.inner_axes[0]
+    return (layout.axes if unit == "shard" else layout.inner_axes)[d]

@@ -16,8 +16,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.layout import GridAxis
 from gpushard.loader.permutation import bits, permutation, ranked, uniform
+from gpushard.loader.sample_grid import SampleGrid
 from gpushard.selecting.selection import Ints
 
 # Purposes of random numbers; no two purposes share a stream of numbers.
@@ -44,32 +44,30 @@ class Order(Protocol):
         """Samples at `positions`: int64 in, int64 of the same shape out."""
         ...
 
-    def cut(self, position: int) -> int:
+    def cut(self, position: int, last: int, /) -> int:
         """First position, at or after `position`, at which a read should end.
 
-        Samples that are stored together and come together lie between two of these.
+        Samples that are stored together and come together lie between two of these,
+        unless these lie so far apart that only one behind `last` is found.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Sequential:
-    """Samples in their stored order; `axis` is cut where a read may end."""
+    """Samples in their stored order; `grid` is cut where a read may end."""
 
     n: int
-    axis: GridAxis
+    grid: SampleGrid
     is_scattered = False
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
         return positions
 
-    def cut(self, position: int) -> int:
-        """See `Order`: the end of an inner chunk."""
-        if position <= 0 or position >= self.n:
-            return min(max(position, 0), self.n)
-        cell = self.axis.cell_at(position - 1)
-        return min(int(self.axis.start_of(cell) + self.axis.length_of(cell)), self.n)
+    def cut(self, position: int, last: int) -> int:
+        """See `Order`: the end of inner chunks."""
+        return min(self.grid.end(position, last), self.n)
 
 
 class Shuffled:
@@ -81,7 +79,7 @@ class Shuffled:
         self.n = n
         self.at = permutation(n_samples, seed, epoch, _SAMPLES)
 
-    def cut(self, position: int) -> int:
+    def cut(self, position: int, _last: int) -> int:
         """See `Order`: any position."""
         return min(position, self.n)
 
@@ -93,7 +91,7 @@ class BlockShuffled:
     ----------
     n
         Number of positions.
-    axis
+    grid
         The samples, cut into blocks.
     buffer_blocks
         Number of blocks in a group. The samples of a group are mixed.
@@ -102,54 +100,38 @@ class BlockShuffled:
     is_scattered = False
 
     def __init__(
-        self, n: int, axis: GridAxis, buffer_blocks: int, seed: int, epoch: int
+        self, n: int, grid: SampleGrid, buffer_blocks: int, seed: int, epoch: int
     ) -> None:
         self.n = n
-        self._axis = axis
+        self._grid = grid
         self._buffer_blocks = buffer_blocks
         self._seed, self._epoch = seed, epoch
-        self._block_at = permutation(axis.n_cells, seed, epoch, _BLOCKS)
+        self._block_at = permutation(grid.n_blocks, seed, epoch, _BLOCKS)
         self._starts = self._group_starts()
         self._members = lru_cache(maxsize=2)(self._drawn)
 
     def _group_starts(self) -> Ints:
         """Position at which each group begins, and one past the end of the last."""
-        n_blocks, size = self._axis.n_cells, self._buffer_blocks
+        n_blocks, size = self._grid.n_blocks, self._buffer_blocks
         n_groups = -(-n_blocks // size)
         starts = np.zeros(n_groups + 1, np.int64)
         n_counted = max(1, _COUNTED_BLOCKS // size)
         for g in range(0, n_groups, n_counted):
             place = np.arange(g * size, min((g + n_counted) * size, n_blocks))
-            first, stop = self._bounds(self._block_at(place))
-            length = np.add.reduceat(stop - first, np.arange(0, len(place), size))
+            sizes = self._grid.block_sizes(self._block_at(place))
+            length = np.add.reduceat(sizes, np.arange(0, len(place), size))
             starts[g + 1 : g + 1 + len(length)] = length
         return np.cumsum(starts, out=starts)
-
-    def _bounds(self, blocks: Ints) -> tuple[Ints, Ints]:
-        """First sample of each block, and one past its last sample."""
-        first = self._axis.start_of(blocks)
-        stop = np.minimum(first + self._axis.length_of(blocks), self._axis.extent)
-        return first, stop
 
     def _drawn(self, group: int) -> Ints:
         """Samples of a group, in their order in the epoch."""
         place = np.arange(
             group * self._buffer_blocks,
-            min((group + 1) * self._buffer_blocks, self._axis.n_cells),
+            min((group + 1) * self._buffer_blocks, self._grid.n_blocks),
         )
-        samples = self._samples_of(self._block_at(place))
+        samples = self._grid.of_blocks(self._block_at(place))
         words = bits(len(samples), self._seed, self._epoch, _GROUP, group)
         return samples[ranked(words)]
-
-    def _samples_of(self, blocks: Ints) -> Ints:
-        """Samples of the blocks, one block after the other."""
-        cell, extent = self._axis.cell, self._axis.extent
-        if cell and (int(blocks.max(initial=0)) + 1) * cell <= extent:  # all are full
-            return np.add.outer(blocks * cell, np.arange(cell)).ravel()
-        first, stop = self._bounds(blocks)
-        length = stop - first
-        before = np.cumsum(length) - length
-        return np.arange(length.sum()) + np.repeat(first - before, length)
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
@@ -180,7 +162,7 @@ class BlockShuffled:
             done, g = last, g + 1
         return samples
 
-    def cut(self, position: int) -> int:
+    def cut(self, position: int, _last: int) -> int:
         """See `Order`: the end of a group."""
         return min(int(self._starts[np.searchsorted(self._starts, position)]), self.n)
 
@@ -218,7 +200,7 @@ class Drawn:
         reach = number * self._cumulated[-1]
         return np.searchsorted(self._cumulated, reach, side="right").astype(np.int64)
 
-    def cut(self, position: int) -> int:
+    def cut(self, position: int, _last: int) -> int:
         """See `Order`: any position."""
         return min(position, self.n)
 
@@ -239,7 +221,7 @@ class ListedOrder:
         """See `Order`."""
         return self.samples[positions]
 
-    def cut(self, position: int) -> int:
+    def cut(self, position: int, _last: int) -> int:
         """See `Order`: any position."""
         return min(position, self.n)
 
@@ -250,7 +232,7 @@ class Shuffling:
 
     Attributes
     ----------
-    axis
+    grid
         The samples, cut where a read may end, or into blocks if blocks are shuffled.
     seed
         Seed of all random numbers.
@@ -268,7 +250,7 @@ class Shuffling:
         Function from the number of an epoch to the caller's order.
     """
 
-    axis: GridAxis
+    grid: SampleGrid
     seed: int = 0
     shuffle: bool = False
     buffer_blocks: int = 0
@@ -281,24 +263,24 @@ class Shuffling:
         """Number of positions in an epoch; unlike its order, that takes no time."""
         if self.sampler is not None:
             return len(self.sampler(epoch))
-        return self.axis.extent if self.num_samples is None else self.num_samples
+        return self.grid.n if self.num_samples is None else self.num_samples
 
     def order(self, epoch: int) -> Order:
         """Order of the samples of an epoch."""
-        n, n_samples = self.n(epoch), self.axis.extent
+        n, n_samples = self.n(epoch), self.grid.n
         if self.sampler is not None:
             return ListedOrder(self.sampler(epoch))
         if self.replacement:
             return Drawn(n, n_samples, self.cumulated, self.seed, epoch)
         if not self.shuffle:
-            return Sequential(n, self.axis)
+            return Sequential(n, self.grid)
         if self.buffer_blocks:
-            return BlockShuffled(n, self.axis, self.buffer_blocks, self.seed, epoch)
+            return BlockShuffled(n, self.grid, self.buffer_blocks, self.seed, epoch)
         return Shuffled(n, n_samples, self.seed, epoch)
 
     def fingerprint(self, epoch: int) -> dict[str, Any]:
         """Everything that the order of an epoch depends on, as JSON."""
-        facts: dict[str, Any] = {"n_samples": self.axis.extent}
+        facts: dict[str, Any] = {"n_samples": self.grid.n}
         if self.sampler is not None:
             return facts | {"sampler": crc32(self.sampler(epoch).tobytes())}
         facts |= {"num_samples": self.num_samples, "shuffle": self.shuffle}
@@ -307,10 +289,7 @@ class Shuffling:
             if self.cumulated is not None:
                 facts["weights"] = crc32(self.cumulated.tobytes())
         elif self.shuffle and self.buffer_blocks:
-            bounds = self.axis.boundaries
-            facts["block"] = (
-                self.axis.cell if bounds is None else f"crc {crc32(bounds.tobytes())}"
-            )
+            facts["block"] = self.grid.facts()
             facts["buffer_blocks"] = self.buffer_blocks
         if self.shuffle or self.replacement:
             facts["seed"] = self.seed

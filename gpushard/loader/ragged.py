@@ -114,9 +114,9 @@ class RaggedField(Field):
         cut = f"crc {crc32(self.offsets.tobytes())}"
         return [shape, str(self.array.dtype), *self.origins, cut]
 
-    def axis(self, unit: str) -> GridAxis:
+    def axis(self, unit: str, d: int = 0) -> GridAxis:
         """Samples, cut where the first row is in another shard or inner chunk."""
-        stored = super().axis(unit)
+        stored = super().axis(unit, d)
         n = len(self.offsets) - 1
         starts = stored.start_of(np.arange(stored.n_cells, dtype=np.int64))
         first = np.searchsorted(self.offsets[:-1], starts)

@@ -105,7 +105,7 @@ class Reader:
         fields, room, n = self.fields, self._room_nbytes, self.origins.n
         least, is_anywhere = share.batch_size, order.is_scattered
         usual, most = load_samples(fields, room, n, least, is_scattered=is_anywhere)
-        most_nbytes = _LARGE * most * load_nbytes(fields)
+        each_nbytes = load_nbytes(fields)
         n_wanted = max(usual // 8, least) if is_awaited else most
         # No server is asked for anything else beside the read that is awaited. Indexes
         # that it fetches are known to the next one.
@@ -113,13 +113,14 @@ class Reader:
         losses, is_whole = Losses(fields, self.origins), start == 0
         while start < share.n_turns:
             n_whole = whole_batches(start, n_wanted, least)
-            stop = load_end(order, share, start, n_whole)
+            stop = load_end(order, share, start, n_whole, most)
             if stop - start > _LARGE * most:
                 n_fair = fair_samples(fields, stop - start, share.n_turns)
                 if n_fair < stop - start:
                     stop = start + whole_batches(start, max(n_whole, n_fair), least)
             samples = order.at(share.positions(start, stop))
             origins = self.origins.of(samples)
+            most_nbytes = each_nbytes * max(_LARGE * most, stop - start)
             is_large = sum(f.nbytes_of(origins) for f in fields) > most_nbytes
             if is_large and n_wanted > least:
                 n_wanted = max(n_wanted // 2, least)

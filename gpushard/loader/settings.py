@@ -130,7 +130,7 @@ class Settings:
             form=form,
             fields=fields,
             origins=origins,
-            shuffling=_shuffling(given, fields[0], origins),
+            shuffling=_shuffling(given, fields, origins),
             batch_size=arguments.count(given["batch_size"], "batch_size"),
             ranks=find_ranks(*_told_ranks(given)),
             uneven=one_of(given["uneven"], "uneven", ("drop", "pad", "allow")),
@@ -275,7 +275,9 @@ def _told_ranks(given: dict[str, Any]) -> Iterator[int | None]:
         yield value if value is None else arguments.count(value, name, 0)
 
 
-def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffling:
+def _shuffling(
+    given: dict[str, Any], fields: Sequence[Field], origins: Origins
+) -> Shuffling:
     n_samples, block = origins.n, given["block"]
     _refuse_contradictions(given, n_samples)
     num_samples = _num_samples(given, n_samples)
@@ -285,7 +287,7 @@ def _shuffling(given: dict[str, Any], first: Field, origins: Origins) -> Shuffli
         n_mixed = arguments.count(given["buffer_blocks"], "buffer_blocks")
     weights, sampler = given["weights"], given["sampler"]
     return Shuffling(
-        axis=arguments.sample_axis(first, origins, cells),
+        grid=arguments.sample_grid(fields, origins, cells),
         seed=whole_number(given["seed"], "seed", 0),
         shuffle=given["shuffle"],
         buffer_blocks=0 if block is None else n_mixed,

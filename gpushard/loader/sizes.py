@@ -141,12 +141,17 @@ def whole_batches(start: int, n_wanted: int, batch_size: int) -> int:
     return n if n >= batch_size else n_wanted
 
 
-def load_end(order: Order, share: Share, start: int, n_wanted: int) -> int:
-    """Turn at which a load from `start` ends: at least one turn, about `n_wanted`."""
+def load_end(order: Order, share: Share, start: int, n_wanted: int, most: int) -> int:
+    """Turn at which a load from `start` ends: at least one turn, about `n_wanted`.
+
+    If inner chunks that are needed again lie further apart than a load of `most` turns
+    may grow, it ends before.
+    """
     wanted = share.positions(start, min(start + n_wanted, share.n_turns))
     # Samples that pad a share begin at position 0 again; then the rest is wanted.
     is_rest = start + n_wanted >= share.n_turns or np.any(wanted[1:] < wanted[:-1])
     position = share.n if is_rest else int(wanted[-1]) + 1
-    while (stop := share.n_before(order.cut(position))) <= start:
-        position = order.cut(position) + 1
+    last = int(wanted[0]) + _MOST_TIMES * most * share.world_size
+    while (stop := share.n_before(order.cut(position, last))) <= start:
+        position = order.cut(position, last) + 1
     return stop

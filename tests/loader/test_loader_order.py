@@ -14,9 +14,14 @@ from gpushard.loader import order as orders
 from gpushard.loader import permutation as permutations
 from gpushard.loader.order import Shuffling
 from gpushard.loader.permutation import permutation, ranked, uniform
+from gpushard.loader.sample_grid import SampleGrid
 
 small = st.integers(0, 400)
 seeds = st.integers(0, 2**70)
+
+
+def rows(n, cell, bounds=None):
+    return SampleGrid((GridAxis(n, cell, bounds),))
 
 
 def whole(order):
@@ -42,20 +47,20 @@ def test_a_long_permutation_computes_any_element_alone():
 
 
 def shuffled(n, epoch=0, **options):
-    axis = options.pop("axis", GridAxis(n, 10))
-    return Shuffling(axis=axis, shuffle=True, **options).order(epoch)
+    grid = options.pop("grid", rows(n, 10))
+    return Shuffling(grid=grid, shuffle=True, **options).order(epoch)
 
 
 @given(n=small, block=st.integers(1, 50), mixed=st.integers(0, 9), seed=seeds)
 def test_a_shuffled_epoch_has_every_sample_once(n, block, mixed, seed):
-    order = shuffled(n, axis=GridAxis(n, block), buffer_blocks=mixed, seed=seed)
+    order = shuffled(n, grid=rows(n, block), buffer_blocks=mixed, seed=seed)
     assert np.array_equal(np.sort(whole(order)), np.arange(n))
 
 
 @given(n=st.integers(1, 400), block=st.integers(1, 50), mixed=st.integers(0, 9))
 def test_any_part_of_an_epoch_can_be_asked_for_alone(n, block, mixed):
-    order = shuffled(n, axis=GridAxis(n, block), buffer_blocks=mixed)
-    again = shuffled(n, axis=GridAxis(n, block), buffer_blocks=mixed)
+    order = shuffled(n, grid=rows(n, block), buffer_blocks=mixed)
+    again = shuffled(n, grid=rows(n, block), buffer_blocks=mixed)
     everything = whole(order)
     backwards = np.arange(n)[::-1]
     assert np.array_equal(again.at(backwards), everything[backwards])
@@ -65,7 +70,7 @@ def test_any_part_of_an_epoch_can_be_asked_for_alone(n, block, mixed):
 
 
 def test_no_more_groups_are_in_memory_than_a_read_may_lie_in():
-    order = shuffled(40, axis=GridAxis(40, 2), buffer_blocks=2)
+    order = shuffled(40, grid=rows(40, 2), buffer_blocks=2)
     whole(order)
     assert order._members.cache_info().currsize == 2
 
@@ -75,30 +80,30 @@ def test_an_epoch_of_very_many_blocks_keeps_a_number_for_each_group(monkeypatch)
     monkeypatch.setattr(orders, "permutation", lambda n, *_: lambda place: place)
     tracemalloc.start()
     try:
-        order = shuffled(n, axis=GridAxis(n, 1), buffer_blocks=mixed)
+        order = shuffled(n, grid=rows(n, 1), buffer_blocks=mixed)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert kept < 9 * n // mixed
     assert peak < 6 << 20  # 40 MiB if columns are made of all blocks
-    assert [order.cut(k) for k in (0, 1, n - 1)] == [0, mixed, n]
+    assert [order.cut(k, order.n) for k in (0, 1, n - 1)] == [0, mixed, n]
 
 
 @given(n=small, mixed=st.integers(1, 9), n_counted=st.integers(1, 30))
 def test_groups_begin_where_they_do_if_all_blocks_are_counted_at_once(
     n, mixed, n_counted
 ):
-    axis = GridAxis(n, 7)
-    expected = whole(shuffled(n, axis=axis, buffer_blocks=mixed))
+    grid = rows(n, 7)
+    expected = whole(shuffled(n, grid=grid, buffer_blocks=mixed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(orders, "_COUNTED_BLOCKS", n_counted)
-        found = whole(shuffled(n, axis=axis, buffer_blocks=mixed))
+        found = whole(shuffled(n, grid=grid, buffer_blocks=mixed))
     assert np.array_equal(found, expected)
 
 
 def test_blocks_may_differ_in_length():
     bounds = np.array([0, 3, 4, 30, 41])
-    order = shuffled(41, axis=GridAxis(41, 0, bounds), buffer_blocks=1)
+    order = shuffled(41, grid=rows(41, 0, bounds), buffer_blocks=1)
     samples = whole(order)
     assert np.array_equal(np.sort(samples), np.arange(41))
     block = np.searchsorted(bounds, samples, side="right")
@@ -116,7 +121,7 @@ def test_order_depends_on_seed_and_epoch_and_on_nothing_else(options):
 def test_order_is_the_same_in_every_version():
     """Found with the first version: a stored state would resume wrongly otherwise."""
     assert whole(shuffled(8, 1, seed=2)).tolist() == GOLDEN["global"]
-    mixed = shuffled(8, 1, seed=2, axis=GridAxis(8, 3), buffer_blocks=2)
+    mixed = shuffled(8, 1, seed=2, grid=rows(8, 3), buffer_blocks=2)
     assert whole(mixed).tolist() == GOLDEN["blocks"]
     drawn = shuffled(8, 1, seed=2, replacement=True)
     assert whole(drawn).tolist() == GOLDEN["drawn"]
@@ -137,15 +142,15 @@ GOLDEN = {
 
 @pytest.mark.parametrize("mixed", [1, 3, 8])
 def test_a_read_ends_between_groups_of_blocks(mixed):
-    order = shuffled(103, axis=GridAxis(103, 10), buffer_blocks=mixed)
+    order = shuffled(103, grid=rows(103, 10), buffer_blocks=mixed)
     samples = whole(order)
     cut = 0
     while cut < order.n:
-        stop = order.cut(cut + 1)
+        stop = order.cut(cut + 1, order.n)
         assert len(np.unique(samples[cut:stop] // 10)) <= mixed
-        assert order.cut(stop) == stop
+        assert order.cut(stop, order.n) == stop
         cut = stop
-    assert order.cut(0) == 0
+    assert order.cut(0, order.n) == 0
 
 
 @pytest.mark.parametrize(
@@ -153,12 +158,24 @@ def test_a_read_ends_between_groups_of_blocks(mixed):
 )
 def test_a_read_of_scattered_samples_may_end_anywhere(options):
     order = shuffled(99, **options)
-    assert [order.cut(position) for position in (0, 7, 99, 120)] == [0, 7, 99, 99]
+    assert [order.cut(position, order.n) for position in (0, 7, 99, 120)] == [
+        0,
+        7,
+        99,
+        99,
+    ]
 
 
 def test_a_sequential_read_ends_between_inner_chunks():
-    order = Shuffling(axis=GridAxis(25, 10)).order(0)
-    assert [order.cut(p) for p in (0, 1, 10, 11, 24, 25)] == [0, 10, 10, 20, 25, 25]
+    order = Shuffling(grid=rows(25, 10)).order(0)
+    assert [order.cut(p, order.n) for p in (0, 1, 10, 11, 24, 25)] == [
+        0,
+        10,
+        10,
+        20,
+        25,
+        25,
+    ]
     assert whole(order).tolist() == list(range(25))
 
 
@@ -192,7 +209,7 @@ def test_a_global_shuffle_is_as_random_as_a_permutation(seed, is_long, monkeypat
 def test_shuffled_blocks_are_nearly_as_random_and_more_so_the_more_are_mixed():
     n, distances = 20_000, []
     for mixed in (1, 4, 16):
-        order = shuffled(n, axis=GridAxis(n, 50), buffer_blocks=mixed, seed=3)
+        order = shuffled(n, grid=rows(n, 50), buffer_blocks=mixed, seed=3)
         samples = whole(order)
         # 400 blocks are shuffled as units.
         assert abs(rank_correlation(samples)) < 4 / np.sqrt(n / 50)
@@ -246,11 +263,11 @@ def test_a_sample_without_weight_is_never_drawn(monkeypatch):
 
 
 def test_fewer_positions_than_samples_are_the_first_of_the_order():
-    for options in ({}, {"axis": GridAxis(100, 7), "buffer_blocks": 2}):
+    for options in ({}, {"grid": rows(100, 7), "buffer_blocks": 2}):
         some = shuffled(100, num_samples=30, **options)
         assert some.n == 30
         assert whole(some).tolist() == whole(shuffled(100, **options))[:30].tolist()
-        assert some.cut(29) <= 30
+        assert some.cut(29, 30) <= 30
 
 
 def test_equal_words_keep_their_order():

@@ -19,6 +19,7 @@ from gpushard.errors import OptionError
 from gpushard.layout import GridAxis
 from gpushard.loader.order import Shuffling
 from gpushard.loader.ranks import find_ranks
+from gpushard.loader.sample_grid import SampleGrid
 from gpushard.loader.shares import Share
 from gpushard.loader.sizes import load_end
 from loader_data import N, labels
@@ -145,18 +146,20 @@ def test_one_process_gets_everything_whatever_uneven_says():
 def test_loads_follow_one_another_and_end_between_groups(
     n, batch_size, world_size, uneven, n_wanted, block
 ):
-    shuffling = Shuffling(axis=GridAxis(n, block), shuffle=True, buffer_blocks=2)
+    shuffling = Shuffling(
+        grid=SampleGrid((GridAxis(n, block),)), shuffle=True, buffer_blocks=2
+    )
     order = shuffling.order(0)
     for share in shares(n, batch_size, world_size, uneven):
         start = 0
         while start < share.n_turns:
-            stop = load_end(order, share, start, n_wanted)
+            stop = load_end(order, share, start, n_wanted, n_wanted)
             assert start < stop <= share.n_turns
             assert stop >= min(start + n_wanted, share.n_turns)
             if stop < share.n_turns:
                 before, after = share.positions(stop - 1, stop + 1).tolist()
                 if after > before:
-                    assert order.cut(before + 1) <= after
+                    assert order.cut(before + 1, n) <= after
             start = stop
 
 
