@@ -15,6 +15,8 @@ from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
 from gpushard.loader.stopping import stoppable
+from gpushard.machine import usable_memory_nbytes
+from gpushard.options import GIB
 from gpushard.selecting.patches import PlannableSelection
 from gpushard.selecting.selection import (
     IndexAxis,
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 # On a device, loads are this much larger: there, 64 MiB are decoded in a millisecond
 # (docs/decisions/2026-11-27-first-run-on-a-gpu.md).
 _DEVICE_FACTOR = 4
+# All loads together take at most one part in so many of the host's memory, or of what
+# is free on a device when the loader is made.
+_HOST_SHARE, _DEVICE_SHARE = 4, 2
+_UNKNOWN_NBYTES = 8 * GIB
 
 
 class Place(Protocol):
@@ -47,6 +53,11 @@ class Place(Protocol):
     @property
     def n_planned(self) -> int:
         """Number of reads that another thread plans ahead; 0 if only one thread may."""
+        ...
+
+    @property
+    def most_load_nbytes(self) -> int:
+        """Size of the largest load, of as many as may be in memory at a time."""
         ...
 
     def load_factor(self, *, lands_in_place: bool) -> int:
@@ -80,12 +91,16 @@ class HostPlace:
     ----------
     memory
         The host memory to use.
+    n_loads
+        Number of loads that may be in memory at a time.
     """
 
     n_under_way, n_planned = 0, 1
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, n_loads: int) -> None:
         self._memory = memory
+        share = (usable_memory_nbytes() or _UNKNOWN_NBYTES) // _HOST_SHARE
+        self.most_load_nbytes = share // n_loads
 
     def load_factor(self, *, lands_in_place: bool) -> int:
         """See `Place`: others have columns, or exist twice while they are cast."""
@@ -119,6 +134,8 @@ class DevicePlace:
         Host memory to use.
     n_kept
         Number of free pieces of device memory to keep.
+    n_loads
+        Number of loads that may be in memory at a time.
     consumer
         Returns the stream that batches are used on.
     n_arrays
@@ -134,6 +151,7 @@ class DevicePlace:
         n_kept: int,
         consumer: Callable[[], Stream],
         *,
+        n_loads: int,
         n_arrays: int,
     ) -> None:
         from gpushard.loader.device_memory import DeviceMemory
@@ -142,6 +160,7 @@ class DevicePlace:
         self._device = device
         self._host = host
         self._pid = os.getpid()
+        self.most_load_nbytes = device.free_nbytes() // _DEVICE_SHARE // n_loads
         self._n_sharing = n_arrays * (1 + self.n_under_way)
 
     def load_factor(self, *, lands_in_place: bool) -> int:

@@ -113,11 +113,7 @@ class Reader:
         losses, is_whole = Losses(fields, self.origins), start == 0
         while start < share.n_turns:
             n_whole = whole_batches(start, n_wanted, least)
-            stop = load_end(order, share, start, n_whole, most)
-            if stop - start > _LARGE * most:
-                n_fair = fair_samples(fields, stop - start, share.n_turns)
-                if n_fair < stop - start:
-                    stop = start + whole_batches(start, max(n_whole, n_fair), least)
+            stop = self._end(order, share, start, n_whole, most)
             samples = order.at(share.positions(start, stop))
             origins = self.origins.of(samples)
             most_nbytes = each_nbytes * max(_LARGE * most, stop - start)
@@ -147,6 +143,23 @@ class Reader:
                     early.end()
                 raise
             start, n_wanted = stop, min(_GROWTH * n_wanted, most)
+
+    def _end(
+        self, order: Order, share: Share, start: int, n_whole: int, most: int
+    ) -> int:
+        """Turn at which a load from `start` ends, of about `n_whole` samples.
+
+        Whoever waits for the last sample of large inner chunks holds all others.
+        """
+        stop = load_end(order, share, start, n_whole, most)
+        n = stop - start
+        if n <= _LARGE * most:
+            return stop
+        fitting = self.place.most_load_nbytes // load_nbytes(self.fields)
+        n_fair = min(fair_samples(self.fields, n, share.n_turns), fitting)
+        if n_fair >= n:
+            return stop
+        return start + whole_batches(start, max(n_whole, n_fair), share.batch_size)
 
     @property
     def _room_nbytes(self) -> int:

@@ -186,13 +186,16 @@ class Settings:
         """Place for samples, with its memory."""
         # In addition to the queue: a load being planned, a load being read, its raw
         # rows, and one in use.
-        n_kept = (self.n_ahead + 4) * len(self.fields)
+        n_loads = self.n_ahead + 4
+        n_kept = n_loads * len(self.fields)
         memory = Memory(n_kept)
         if self.device is None:
-            return HostPlace(memory)
+            return HostPlace(memory, n_loads)
         consumer = consumer_stream(self.kind, self.device)
         n_arrays = sum(len(field.members) for field in self.fields)
-        return DevicePlace(self.device, memory, n_kept, consumer, n_arrays=n_arrays)
+        return DevicePlace(
+            self.device, memory, n_kept, consumer, n_loads=n_loads, n_arrays=n_arrays
+        )
 
     def exported(self, rows: Any) -> Any:
         """Array of the chosen kind, in the memory of `rows`, or a list of them."""

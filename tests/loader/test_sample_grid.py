@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import gpushard
 from gpushard.layout import GridAxis
+from gpushard.loader import places as places_module
 from gpushard.loader.order import Shuffling
 from gpushard.loader.sample_grid import SampleGrid
 from gpushard.options import MIB
@@ -110,6 +111,25 @@ def test_patches_of_a_large_volume_take_no_memory_for_a_layer_of_it(tmp_path, op
     finally:
         tracemalloc.stop()
     assert peak < 200 * MIB
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "block": "chunk"}])
+def test_inner_chunks_as_long_as_the_array_are_read_in_parts_that_fit_the_memory(
+    tmp_path, monkeypatch, options
+):
+    """As where an array is stored for those who read one place at all times."""
+    monkeypatch.setattr(places_module, "usable_memory_nbytes", lambda: 1280 * MIB)
+    cells = {"chunks": (4096, 4096), "shards": (4096, 1 << 18)}
+    a = volume(tmp_path, (4096, 1 << 18), **cells)  # all of it missing: 1 GiB
+    tracemalloc.start()
+    try:
+        with gpushard.Loader(a, batch_size=32, prefetch_factor=0, **options) as loader:
+            sizes = [len(batch) for _, batch in zip(range(20), loader, strict=False)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sizes == [32] * 20
+    assert peak < 250 * MIB  # two loads of 80, and what reads of them take
 
 
 @pytest.mark.parametrize(
