@@ -22,8 +22,7 @@ from gpushard.selecting.selection import Ints
 
 # Purposes of random numbers; no two purposes share a stream of numbers.
 _SAMPLES, _BLOCKS, _GROUP, _DRAWS = range(4)
-# Blocks whose samples are counted together when an epoch begins: a block has columns of
-# some 50 bytes.
+# Blocks whose samples are counted together: a block has columns of some 50 bytes.
 _COUNTED_BLOCKS = 1 << 16
 
 
@@ -107,21 +106,25 @@ class BlockShuffled:
         self._buffer_blocks = buffer_blocks
         self._seed, self._epoch = seed, epoch
         self._block_at = permutation(grid.n_blocks, seed, epoch, _BLOCKS)
-        self._starts = self._group_starts()
+        # Position at which each group begins, and one past the end of the last; counted
+        # as far as they are asked for, because blocks may be very many.
+        self._starts = np.zeros(-(-grid.n_blocks // buffer_blocks) + 1, np.int64)
+        self._n_counted = 0
         self._members = lru_cache(maxsize=2)(self._drawn)
 
-    def _group_starts(self) -> Ints:
-        """Position at which each group begins, and one past the end of the last."""
+    def _starts_to(self, position: int) -> Ints:
+        """Where groups begin, up to one that begins behind `position` if there is."""
         n_blocks, size = self._grid.n_blocks, self._buffer_blocks
-        n_groups = -(-n_blocks // size)
-        starts = np.zeros(n_groups + 1, np.int64)
-        n_counted = max(1, _COUNTED_BLOCKS // size)
-        for g in range(0, n_groups, n_counted):
-            place = np.arange(g * size, min((g + n_counted) * size, n_blocks))
+        n_more = max(1, _COUNTED_BLOCKS // size)
+        g = self._n_counted
+        while g < len(self._starts) - 1 and self._starts[g] <= position:
+            place = np.arange(g * size, min((g + n_more) * size, n_blocks))
             sizes = self._grid.block_sizes(self._block_at(place))
             length = np.add.reduceat(sizes, np.arange(0, len(place), size))
-            starts[g + 1 : g + 1 + len(length)] = length
-        return np.cumsum(starts, out=starts)
+            stop = g + len(length)
+            self._starts[g + 1 : stop + 1] = self._starts[g] + np.cumsum(length)
+            self._n_counted = g = stop
+        return self._starts[: g + 1]
 
     def _drawn(self, group: int) -> Ints:
         """Samples of a group, in their order in the epoch."""
@@ -139,23 +142,24 @@ class BlockShuffled:
             return positions
         if np.all(positions[1:] - positions[:-1] == 1):
             return self._run(int(positions[0]), int(positions[-1]) + 1)
-        group = np.searchsorted(self._starts, positions, side="right") - 1
+        starts = self._starts_to(int(positions.max()))
+        group = np.searchsorted(starts, positions, side="right") - 1
         samples = np.empty(len(positions), np.int64)
         # Positions come in order, so those of a group form one run, or a few.
         cuts = np.flatnonzero(group[1:] != group[:-1]) + 1
         for first, stop in pairwise([0, *cuts.tolist(), len(positions)]):
             g = int(group[first])
-            place = positions[first:stop] - self._starts[g]
+            place = positions[first:stop] - starts[g]
             samples[first:stop] = self._members(g)[place]
         return samples
 
     def _run(self, start: int, stop: int) -> Ints:
         """Samples at positions ``start:stop``, group by group."""
         samples = np.empty(stop - start, np.int64)
-        done = start
-        g = int(np.searchsorted(self._starts, start, side="right")) - 1
+        done, starts = start, self._starts_to(stop)
+        g = int(np.searchsorted(starts, start, side="right")) - 1
         while done < stop:
-            first, last = int(self._starts[g]), min(int(self._starts[g + 1]), stop)
+            first, last = int(starts[g]), min(int(starts[g + 1]), stop)
             samples[done - start : last - start] = self._members(g)[
                 done - first : last - first
             ]
@@ -164,7 +168,8 @@ class BlockShuffled:
 
     def cut(self, position: int, _last: int) -> int:
         """See `Order`: the end of a group."""
-        return min(int(self._starts[np.searchsorted(self._starts, position)]), self.n)
+        starts = self._starts_to(position)
+        return min(int(starts[np.searchsorted(starts, position)]), self.n)
 
 
 class Drawn:

@@ -101,6 +101,21 @@ def test_groups_begin_where_they_do_if_all_blocks_are_counted_at_once(
     assert np.array_equal(found, expected)
 
 
+def test_an_epoch_of_very_many_blocks_begins_before_all_are_counted(monkeypatch):
+    asked = []
+
+    def counted(place):
+        asked.append(len(place))
+        return place
+
+    monkeypatch.setattr(orders, "permutation", lambda n, *_: counted)
+    order = shuffled(10**9, grid=rows(10**9, 10), buffer_blocks=8)
+    first = order.at(np.arange(300))
+    assert np.array_equal(np.sort(first[:240]), np.arange(240))
+    assert order.cut(300, 300) == 320
+    assert sum(asked) < 70_000
+
+
 def test_blocks_may_differ_in_length():
     bounds = np.array([0, 3, 4, 30, 41])
     order = shuffled(41, grid=rows(41, 0, bounds), buffer_blocks=1)
