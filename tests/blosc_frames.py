@@ -15,6 +15,7 @@ from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 
 from gpushard.codecs import blosc_blocks, blosc_frame
+from gpushard.codecs.blosc_frame import BloscHeader
 
 
 def elements(kind: str, dtype: str, n_elements: int) -> NDArray[Any]:
@@ -95,7 +96,14 @@ def decode_streams(encoded: bytes, frame: Frame) -> bytes:
         filtered[offset : offset + nbytes] = np.frombuffer(stream, np.uint8)
     if frame.header.flags & blosc_frame.MEMCPYED:
         return filtered.tobytes()
-    return blosc_blocks._undo_filter(filtered, frame.header).tobytes()
+    return undo_filter(filtered, frame.header)
+
+
+def undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> bytes:
+    """Decoded bytes of a frame, by those of its decoded streams."""
+    cuts = range(header.block_nbytes, len(filtered), header.block_nbytes)
+    blocks = np.split(filtered, cuts)
+    return b"".join(blosc_blocks.undo_filter(block, header) for block in blocks)
 
 
 def as_snappy(encoded: bytes) -> bytes:

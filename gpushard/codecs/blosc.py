@@ -28,9 +28,8 @@ from gpushard.layout import CodecSpec
 # (blosc.c, `create_serial_context`); numcodecs has several on the main thread alone.
 _BLOCKS_HELD = 3
 _MOST_THREADS = 8
-# Copies of the decoded bytes if no library joins the streams: filtered, unfiltered, and
-# bits of bytes.
-_SNAPPY_COPIES = 11
+# The same for snappy streams: what is in them, in a frame of one block, and unfiltered.
+_SNAPPY_BLOCKS_HELD = _BLOCKS_HELD + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class BloscCodec(BytesCodec):
         if header.flags & blosc_frame.MEMCPYED or not header.nbytes:
             return usual
         if header.compressor == blosc_frame.SNAPPY:
-            return usual + _SNAPPY_COPIES * header.nbytes
+            return max(usual, _SNAPPY_BLOCKS_HELD * header.block_nbytes)
         is_main = threading.current_thread() is threading.main_thread()
         n_held = _BLOCKS_HELD * (min(_MOST_THREADS, header.n_blocks) if is_main else 1)
         return max(usual, n_held * header.block_nbytes)

@@ -1,7 +1,7 @@
 """Single blocks of a Blosc frame, and frames of snappy streams.
 
 numcodecs' build of c-blosc cannot read snappy, so such frames are decoded stream by
-stream, and NumPy undoes their filter.
+stream, before it undoes their filter.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ from numpy.typing import NDArray
 
 from gpushard.codecs.base import HostBytes, stream_error
 from gpushard.codecs.blosc_frame import (
-    BIT_SHUFFLE,
-    BYTE_SHUFFLE,
     DONT_SPLIT,
     HEADER_NBYTES,
+    LZ4,
     SNAPPY,
     BloscHeader,
     parse_header,
+    splits_of,
     streams_of,
 )
+
+_NO_COMPRESSOR = 31  # the flags of a header without the number of the compressor
+# Of the format, and of LZ4 in it.
+_VERSIONS = (2, 1)
+# Where the first stream of a frame of one block begins.
+_FIRST = HEADER_NBYTES + 4
 
 
 def decode_snappy(
@@ -33,6 +39,7 @@ def decode_snappy(
     filtered = np.empty(header.nbytes, np.uint8)
     end = 0
     for block in range(header.n_blocks):
+        start = end
         streams = [*streams_of(encoded, header, block, codec)]
         each = min(header.block_nbytes, header.nbytes - end) // len(streams)
         for offset, nbytes in streams:
@@ -43,7 +50,9 @@ def decode_snappy(
             else:
                 _decode_into(stream, target, codec)
             end += each
-    return _undo_filter(filtered, header)
+        unfiltered = undo_filter(filtered[start:end], header)
+        filtered[start:end] = np.frombuffer(unfiltered, np.uint8)
+    return filtered
 
 
 def decode_blocks(
@@ -98,55 +107,18 @@ def _decode_into(stream: memoryview, target: NDArray[np.uint8], codec: str) -> N
         )
 
 
-def _undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> NDArray[np.uint8]:
-    """Unfiltered bytes, block by block; all full blocks at once."""
-    if header.flags & BYTE_SHUFFLE and header.typesize > 1:
-        undo = _undo_byte_shuffle
-    elif header.flags & BIT_SHUFFLE:
-        undo = _undo_bit_shuffle
-    else:
-        return filtered
-    n_full = header.nbytes // header.block_nbytes
-    split = n_full * header.block_nbytes
-    out = np.empty_like(filtered)
-    for part in (slice(0, split), slice(split, header.nbytes)):
-        length = header.block_nbytes if part.start == 0 else header.nbytes - split
-        if length:
-            undo(
-                filtered[part].reshape(-1, length),
-                out[part].reshape(-1, length),
-                header.typesize,
-            )
-    return out
+def undo_filter(filtered: NDArray[np.uint8], header: BloscHeader) -> HostBytes:
+    """Bytes of a block by those of its decoded streams: uint8, shape (n_bytes,), host.
 
-
-def _undo_byte_shuffle(
-    blocks: NDArray[np.uint8], out: NDArray[np.uint8], typesize: int
-) -> None:
-    """Both of shape (n_blocks, block_nbytes); bytes past the last item stay put."""
-    n_items = blocks.shape[1] // typesize
-    n_shuffled = n_items * typesize
-    # There may be no item at all, so both shapes are given in full.
-    planes = blocks[:, :n_shuffled].reshape(len(blocks), typesize, n_items)
-    items = out[:, :n_shuffled].reshape(len(blocks), n_items, typesize)
-    items[...] = planes.transpose(0, 2, 1)
-    out[:, n_shuffled:] = blocks[:, n_shuffled:]
-
-
-def _undo_bit_shuffle(
-    blocks: NDArray[np.uint8], out: NDArray[np.uint8], typesize: int
-) -> None:
-    """Both of shape (n_blocks, block_nbytes).
-
-    c-blosc leaves a block as it is unless its items come in eights. Bit b of an item is
-    plane b, and a plane's byte k holds items 8k to 8k + 7, the lowest bit first.
+    numcodecs undoes the filter: it takes streams of the size that they decode to for
+    stored ones, whatever the compressor.
     """
-    n_items = blocks.shape[1] // typesize
-    out[...] = blocks
-    if n_items % 8 or not n_items:
-        return
-    n_shuffled = n_items * typesize
-    planes = blocks[:, :n_shuffled].reshape(-1, typesize * 8, n_items // 8)
-    bits = np.unpackbits(planes, axis=2, bitorder="little")
-    items = np.packbits(bits.transpose(0, 2, 1), axis=2, bitorder="little")
-    out[:, :n_shuffled] = items.reshape(-1, n_shuffled)
+    flags, nbytes = header.flags & _NO_COMPRESSOR | LZ4 << 5, len(filtered)
+    if nbytes < header.block_nbytes:
+        flags |= DONT_SPLIT
+    streams = filtered.reshape(splits_of(flags, header.typesize, nbytes), -1)
+    sizes = np.full((len(streams), 1), streams.shape[1], "<i4").view(np.uint8)
+    stored = np.hstack((sizes, streams))
+    sizes_and_start = nbytes, nbytes, _FIRST + stored.size, _FIRST
+    head = pack("<4B4I", *_VERSIONS, flags, header.typesize, *sizes_and_start)
+    return numcodecs.blosc.decompress(head + stored.data)
