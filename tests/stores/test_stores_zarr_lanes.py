@@ -159,54 +159,34 @@ def test_a_request_whose_coroutine_ended_is_no_missing_object() -> None:
 
 
 class Way:
-    """Answers calls for many ranges of an object after a moment, and counts ranges."""
+    """Answers requests after a moment, and counts them."""
 
     def __init__(self) -> None:
         self.n_now, self.most = 0, 0
 
-    def joins(self, request: ByteRequest) -> bool:
-        return request.is_indexed
-
-    async def answer(self, requests: Any, n_at_once: int) -> Any:
-        self.n_now += n_at_once
+    async def get(self, request: ByteRequest) -> Fetched:
+        self.n_now += 1
         self.most = max(self.most, self.n_now)
         await asyncio.sleep(0.005)
-        self.n_now -= n_at_once
-        return [Fetched(np.empty(0, np.uint8), None, None)] * len(requests)
+        self.n_now -= 1
+        return Fetched(np.empty(0, np.uint8), None, None)
 
 
-def ranges(n_objects: int, n_each: int) -> list[ByteRequest]:
-    return [
-        ByteRequest(f"k/{k}", 9 * i, 9 * i + 1, is_indexed=True)
-        for k in range(n_objects)
-        for i in range(n_each)
-    ]
-
-
-@pytest.mark.parametrize("n_objects", [1, 3, 100])
-def test_reads_of_many_ranges_of_an_object_share_the_slots(n_objects: int) -> None:
-    async def read() -> None:
-        requests = ranges(n_objects, 20)
-        answers = await asyncio.gather(*[lanes.answer(way, requests) for _ in range(5)])
-        assert all(None not in found for found in answers)
-
-    lanes, way = Lanes(N_SLOTS), Way()
-    asyncio.run(read())
-    assert N_SLOTS <= way.most <= N_SLOTS + 5
+# More than the slots below: who waits for one belongs to the loop.
+REQUESTS = [ByteRequest(f"k/{k}") for k in range(9)]
 
 
 def test_lanes_work_in_one_loop_after_another() -> None:
     lanes, way = Lanes(2), Way()
     for _ in range(2):
-        # More than there are slots: who waits for one belongs to the loop.
-        found = asyncio.run(lanes.answer(way, ranges(9, 1)))
+        found = asyncio.run(lanes.answer(way, REQUESTS))
         assert len(found) == 9
     assert way.most == 2
 
 
 def test_requests_of_lanes_that_others_cancel_are_no_missing_objects() -> None:
     async def read() -> None:
-        reading = asyncio.create_task(Lanes(2).answer(Way(), ranges(9, 1)))
+        reading = asyncio.create_task(Lanes(2).answer(Way(), REQUESTS))
         await asyncio.sleep(0)  # the lanes are there, and have not begun
         for lane in asyncio.all_tasks() - {reading, asyncio.current_task()}:
             lane.cancel()

@@ -21,51 +21,40 @@ class _Read(NamedTuple):
     Attributes
     ----------
     left
-        Positions of requests that are answered together, for each call to come.
-    n_at_once
-        Requests that a call may have under way at once.
+        Positions of the requests that are still to be made.
     found
-        Answer to each request; the error of a call at the first of its requests. Until
-        then an error, so that no request counts as answered that lost its lane.
+        Answer to each request, or its error. Until then an error, so that no request
+        counts as answered that lost its lane.
     waiting
-        Lanes that wait for a slot; they end when no call is left.
+        Lanes that wait for a slot; they end when no request is left.
     """
 
     way: Way
     requests: Sequence[ByteRequest]
-    left: deque[Sequence[int]]
-    n_at_once: int
+    left: deque[int]
     found: list[Fetched | BaseException | None]
     waiting: set[asyncio.Task[None]]
 
-    def next_call(self) -> Sequence[int]:
-        """Positions of the requests of the next call; none waits behind the last."""
-        positions = self.left.popleft()
+    async def answer_next(self) -> None:
+        """Answer the next request; after an error none is left."""
+        i = self.left.popleft()
         if not self.left:
-            self.end_waiting()
-        return positions
+            self._end_waiting()
+        try:
+            self.found[i] = await without_exits(self.way.get(self.requests[i]))
+        # A `GeneratorExit` may be of the store; if it ends the lane, nothing follows.
+        except (Exception, asyncio.CancelledError, GeneratorExit) as error:  # noqa: BLE001  raised later
+            self.found[i] = error
+            self.left.clear()
+            self._end_waiting()
 
-    def end_waiting(self) -> None:
-        """End the lanes that wait for a slot."""
+    def _end_waiting(self) -> None:
         for lane in self.waiting:
             lane.cancel()
 
-    async def call(self, positions: Sequence[int], n_at_once: int) -> None:
-        """Answer some requests together; after an error no call is left."""
-        some = [self.requests[i] for i in positions]
-        try:
-            answers = await without_exits(self.way.answer(some, n_at_once))
-            for i, fetched in zip(positions, answers, strict=True):
-                self.found[i] = fetched
-        # A `GeneratorExit` may be of the store; if it ends the lane, nothing follows.
-        except (Exception, asyncio.CancelledError, GeneratorExit) as error:  # noqa: BLE001  raised later
-            self.found[positions[0]] = error
-            self.left.clear()
-            self.end_waiting()
-
 
 class Lanes:
-    """Lanes of reads, each of which has one call after the other under way.
+    """Lanes of reads, each of which makes one request after the other.
 
     The first lane of a read waits for no other read, so that a short read begins at
     once. All other lanes share slots: so many requests may be under way, whatever the
@@ -85,20 +74,18 @@ class Lanes:
         If several requests fail, the error of the first of them is raised, when all
         that are under way have ended.
         """
-        if len(requests) == 1:  # nothing to run in parallel
-            return [*await way.answer(requests, 1)]
+        n = len(requests)
+        if n == 1:  # nothing to run in parallel
+            return [await way.get(requests[0])]
         self._begin_here()
-        calls = _calls(way, requests)
-        n_lanes = min(len(calls), self._n_slots)
-        n_at_once = self._n_slots // max(1, n_lanes)
         lost: list[Fetched | BaseException | None] = [asyncio.CancelledError()]
-        found = lost * len(requests)
-        read = _Read(way, requests, deque(calls), n_at_once, found, set())
-        lanes = [self._run(read, is_first=n == 0) for n in range(n_lanes)]
+        read = _Read(way, requests, deque(range(n)), lost * n, set())
+        n_lanes = min(n, self._n_slots)
+        lanes = [self._run(read, is_first=k == 0) for k in range(n_lanes)]
         # What ends a lane is among the answers, or others have cancelled it.
         await asyncio.gather(*lanes, return_exceptions=True)
         answers: list[Fetched | None] = []
-        for fetched in found:
+        for fetched in read.found:
             if isinstance(fetched, BaseException):
                 raise fetched
             answers.append(fetched)
@@ -111,38 +98,22 @@ class Lanes:
             self._loop, self._slots = loop, asyncio.Semaphore(self._n_slots)
 
     async def _run(self, read: _Read, *, is_first: bool) -> None:
-        """Make one call after the other until none is left."""
+        """Make one request after the other until none is left."""
+        while is_first and read.left:
+            await read.answer_next()
         while read.left:
-            n_taken = 0
+            await self._wait_for_slot(read)
             try:
-                if not is_first:
-                    await self._wait_for_slot(read)
-                    n_taken = 1
-                if read.left:  # others may have taken it meanwhile
-                    positions = read.next_call()
-                    n_more = min(len(positions), read.n_at_once) - 1
-                    # A call for many ranges takes what is free, and waits for no more.
-                    while n_more and not self._slots.locked():
-                        await self._slots.acquire()
-                        n_taken, n_more = n_taken + 1, n_more - 1
-                    await read.call(positions, n_taken + is_first)
+                if read.left:  # others may have made it meanwhile
+                    await read.answer_next()
             finally:
-                for _ in range(n_taken):
-                    self._slots.release()
+                self._slots.release()
 
     async def _wait_for_slot(self, read: _Read) -> None:
-        """Take a slot; the lane is cancelled if no call is left for it."""
+        """Take a slot; the lane is cancelled if no request is left for it."""
         lane: Any = asyncio.current_task()  # of a coroutine, never None
         read.waiting.add(lane)
         try:
             await self._slots.acquire()
         finally:
             read.waiting.discard(lane)
-
-
-def _calls(way: Way, requests: Sequence[ByteRequest]) -> Sequence[Sequence[int]]:
-    """Positions of the requests that are answered together, for each call."""
-    calls: dict[str | int, list[int]] = {}
-    for i, request in enumerate(requests):
-        calls.setdefault(request.key if way.joins(request) else i, []).append(i)
-    return list(calls.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gpushard.pages import into_or_pages
 from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.zarr.loop import without_exits
-from gpushard.stores.zarr.ranges import Gets, Way, ZarrObjects, longest_answer
+from gpushard.stores.zarr.ranges import Gets, ZarrObjects, longest_answer
 from gpushard.stores.zarr.sizes import told_size
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def _object_state(store: ZarrAbstractStore, key: str) -> ObjectState | Non
 
 
 class PiecedGets:
-    """Requests that name the size of a piece by several `get`s, others by `way`.
+    """Requests that name the size of a piece by several `get`s, others by one.
 
     A request is answered at once by `gets` after all if it is small or missing, if the
     store refuses a piece, or if the pieces may be of two versions of the object.
@@ -77,29 +77,18 @@ class PiecedGets:
     """
 
     def __init__(
-        self, objects: ZarrObjects, inner_store: ZarrAbstractStore, gets: Gets, way: Way
+        self, objects: ZarrObjects, inner_store: ZarrAbstractStore, gets: Gets
     ) -> None:
         self._objects = objects
         self._inner_store = inner_store
         self._gets = gets
-        self._way = way
 
-    def joins(self, request: ByteRequest) -> bool:
-        """Whether the request comes in one piece, and `way` joins such requests."""
-        return request.piece_nbytes is None and self._way.joins(request)
-
-    async def answer(
-        self, requests: Sequence[ByteRequest], n_at_once: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to requests; raises also `MemoryError` if the host has no room."""
-        piece_nbytes = requests[0].piece_nbytes
-        if piece_nbytes is None:
-            return await self._way.answer(requests, n_at_once)
-        (request,) = requests
-        return [
-            await self._answer_of_pieces(request, piece_nbytes)
-            or await self._gets.get(request)
-        ]
+    async def get(self, request: ByteRequest) -> Fetched | None:
+        """Answer to a request; raises also `MemoryError` if the host has no room."""
+        if request.piece_nbytes is None:
+            return await self._gets.get(request)
+        found = await self._answer_of_pieces(request, request.piece_nbytes)
+        return found or await self._gets.get(request)
 
     async def _answer_of_pieces(
         self, request: ByteRequest, piece_nbytes: int

@@ -1,20 +1,17 @@
-"""Byte ranges of the objects of a zarr store: asked for one by one, or many at once.
+"""Byte ranges of the objects of a zarr store, and the ways to them.
 
-A *way* answers the requests of a read. It says which of them belong to one call, and
-answers a call. `store` chooses the way for a store.
+A *way* answers the requests of a read. `store` chooses the way for a store.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushard.errors import StoreError
-from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
+from gpushard.stores.base import ByteRequest, Fetched
 from gpushard.stores.failures import failure, told, without_credentials
 from gpushard.stores.zarr.sizes import store_inside, tells_sizes, told_size
 
@@ -88,26 +85,6 @@ class ZarrObjects:
         buffer = await self.store.get(key, self._prototype, byte_range)
         return None if buffer is None else _bytes_of(buffer)
 
-    async def get_ranges(
-        self, requests: Sequence[ByteRequest], n_at_once: int, costs: FetchCosts
-    ) -> dict[int, NDArray[np.uint8] | None]:
-        """Bytes that the store returns for ranges of one object, by position."""
-        answers = self.store.get_ranges(
-            requests[0].key,
-            [_byte_range_of(request) for request in requests],
-            prototype=self._prototype,
-            max_concurrency=n_at_once,
-            max_gap_bytes=costs.gap_nbytes,
-            max_coalesced_bytes=costs.max_request_nbytes,
-        )
-        # Read to the end: a generator that is left early keeps its requests running.
-        groups = [group async for group in answers]
-        return {
-            i: None if buffer is None else _bytes_of(buffer)
-            for group in groups
-            for i, buffer in group
-        }
-
     @property
     def tells_sizes(self) -> bool:
         """Whether the size of an object is known without fetching all of it."""
@@ -130,19 +107,15 @@ class ZarrObjects:
         """`data`, the answer to a request, if it is not longer than requested."""
         limit = longest_answer(request)
         if limit is not None and len(data) > limit:
-            raise self.other_bytes(request, f"{len(data)} bytes")
+            raise failure(
+                self.url,
+                request.key,
+                "the store answered other bytes than asked",
+                expected=f"at most {limit} bytes",
+                got=f"{len(data)} bytes",
+                hint="what is behind it may ignore byte ranges; check its server",
+            )
         return data
-
-    def other_bytes(self, request: ByteRequest, got: str) -> StoreError:
-        """Error of an answer that is not the one to the request."""
-        return failure(
-            self.url,
-            request.key,
-            "the store answered other bytes than asked",
-            expected=f"at most {longest_answer(request)} bytes",
-            got=got,
-            hint="what is behind it may ignore byte ranges; check its server",
-        )
 
     def failure(self, key: str, error: BaseException) -> StoreError | MemoryError:
         """Error of ours for one of the store."""
@@ -159,16 +132,8 @@ class ZarrObjects:
 class Way(Protocol):
     """How the requests to a zarr store are answered."""
 
-    def joins(self, request: ByteRequest) -> bool:
-        """Whether such requests for one object are one call, and not one call each."""
-        ...
-
-    async def answer(
-        self, requests: Sequence[ByteRequest], n_at_once: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to the requests of a call, in order; None if there is no object.
-
-        At most `n_at_once` requests of this call may be under way at once.
+    async def get(self, request: ByteRequest) -> Fetched | None:
+        """Answer to a request; None if there is no object.
 
         Raises
         ------
@@ -179,7 +144,7 @@ class Way(Protocol):
 
 
 class Gets:
-    """Each request by a `get` of its own.
+    """Each request by a `get` of the store.
 
     Attributes
     ----------
@@ -195,19 +160,8 @@ class Gets:
         # Kinds of ranges that were answered beyond the end of an object.
         self._answered_beyond: set[type] = set()
 
-    def joins(self, request: ByteRequest) -> bool:  # noqa: ARG002  the protocol's
-        """Return False: a `get` answers one request."""
-        return False
-
-    async def answer(
-        self, requests: Sequence[ByteRequest], n_at_once: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to requests, one after the other."""
-        del n_at_once
-        return [await self.get(request) for request in requests]
-
     async def get(self, request: ByteRequest) -> Fetched | None:
-        """Answer to one request; raises as `answer`."""
+        """Answer to a request; see `Way`."""
         byte_range = _byte_range_of(request)
         if self.asks_sizes and request.stop is None and byte_range is not None:
             if not self._objects.tells_sizes:
@@ -282,7 +236,7 @@ class GetsAndCuts(Gets):
     """
 
     async def get(self, request: ByteRequest) -> Fetched | None:
-        """Answer to one request, with bytes of its object only."""
+        """Answer to a request, with bytes of its object only."""
         if request.is_indexed or request.stop == 1 or request.start:
             return await super().get(request)
         whole = await super().get(ByteRequest(request.key))
@@ -291,80 +245,12 @@ class GetsAndCuts(Gets):
         return _fetched(request, whole.data[: longest_answer(request)])
 
 
-class JoinedGets:
-    """Ranges of one object that an index names by one `get_ranges`, others by `gets`.
-
-    How far the store joins such ranges, `costs` says.
-    """
-
-    def __init__(self, objects: ZarrObjects, gets: Gets, costs: FetchCosts) -> None:
-        self._objects = objects
-        self._gets = gets
-        self._costs = costs
-
-    def joins(self, request: ByteRequest) -> bool:
-        """Whether an index names the range."""
-        return request.is_indexed
-
-    async def answer(
-        self, requests: Sequence[ByteRequest], n_at_once: int
-    ) -> Sequence[Fetched | None]:
-        """Answers to ranges of one object; all None if the object is gone."""
-        if not requests[0].is_indexed:
-            return await self._gets.answer(requests, n_at_once)
-        try:
-            found = await self._objects.get_ranges(requests, n_at_once, self._costs)
-        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  told there
-            return await self._answer_singly(requests, n_at_once, error)
-        return [
-            self._answer_of(i, request, found) for i, request in enumerate(requests)
-        ]
-
-    async def _answer_singly(
-        self,
-        requests: Sequence[ByteRequest],
-        n_at_once: int,
-        error: BaseException,
-    ) -> Sequence[Fetched | None]:
-        """Answers to ranges of one object that failed together, if they may singly."""
-        key = requests[0].key
-        cause = _first_failure(error)
-        if cause is None:
-            return [None] * len(requests)
-        # Some stores refuse a range that has no bytes, or reaches beyond the end.
-        object_nbytes = await self._objects.size_if_known(key)
-        if object_nbytes is None or all(
-            _is_inside(request, object_nbytes) for request in requests
-        ):
-            raise self._objects.failure(key, cause) from error
-        return await self._gets.answer(requests, n_at_once)
-
-    def _answer_of(
-        self,
-        i: int,
-        request: ByteRequest,
-        found: dict[int, NDArray[np.uint8] | None],
-    ) -> Fetched | None:
-        if i not in found:
-            raise self._objects.other_bytes(request, "no answer")
-        data = found[i]
-        if data is None:
-            return None
-        return Fetched(self._objects.checked(request, data), None, None)
-
-
 def _fetched(request: ByteRequest, data: NDArray[np.uint8]) -> Fetched:
     """Answer to a request; `data` tell the object's size if they are all of it."""
     is_whole = (request.start, request.stop) == (0, None) and (
         request.max_nbytes is None or len(data) < request.max_nbytes
     )
     return Fetched(data, len(data) if is_whole else None, None)
-
-
-def _is_inside(request: ByteRequest, object_nbytes: int) -> bool:
-    """Whether an object of that size has bytes in the range, and all that it names."""
-    start, stop = request.within(object_nbytes)
-    return start < stop and stop - start == longest_answer(request)
 
 
 def _is_beyond(request: ByteRequest, nbytes: int) -> bool:
@@ -377,22 +263,3 @@ def _is_beyond(request: ByteRequest, nbytes: int) -> bool:
 def _bytes_of(buffer: Buffer) -> NDArray[np.uint8]:
     """Bytes of a zarr buffer on the host; a view if the buffer is there already."""
     return np.ascontiguousarray(buffer.as_numpy_array()).reshape(-1).view(np.uint8)
-
-
-def _first_failure(error: BaseException) -> BaseException | None:
-    """First real failure in a call for ranges; None if the object does not exist."""
-    failures = [*_leaves(error)]
-    # If one range fails, the ranges in flight are cancelled.
-    causes = [e for e in failures if not isinstance(e, asyncio.CancelledError)]
-    others = [e for e in causes if not isinstance(e, (KeyError, FileNotFoundError))]
-    if causes and not others:
-        return None
-    return (others or failures)[0]
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

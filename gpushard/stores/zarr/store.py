@@ -26,10 +26,10 @@ from gpushard.stores.documents import document_bytes, document_request
 from gpushard.stores.failures import refuse_unsafe_key, told
 from gpushard.stores.local.root import absolute
 from gpushard.stores.zarr.lanes import Lanes
-from gpushard.stores.zarr.listing import follows_get, lists_all, next_keys
+from gpushard.stores.zarr.listing import lists_all, next_keys
 from gpushard.stores.zarr.loop import run_in_loop, run_without_loop
 from gpushard.stores.zarr.pieces import PiecedGets
-from gpushard.stores.zarr.ranges import Gets, GetsAndCuts, JoinedGets, Way, ZarrObjects
+from gpushard.stores.zarr.ranges import Gets, GetsAndCuts, Way, ZarrObjects
 from gpushard.stores.zarr.sizes import store_inside, tells_sizes
 from gpushard.threads.forks import after_fork
 
@@ -121,9 +121,9 @@ class ZarrStore:
             refuse_unsafe_key(request.key, self.url)
         # Two threads must not open a store at once; in the loop they take turns.
         if self._is_near and self.zarr_store._is_open:  # noqa: SLF001
-            found = run_without_loop(lambda: self._way.answer(requests, 1))
+            found = run_without_loop(lambda: self._read_in_turn(requests))
             if found is not None:
-                return [*found]
+                return found
         return run_in_loop(lambda: self._read_all(requests), self._loop)
 
     def current_version(
@@ -216,6 +216,11 @@ class ZarrStore:
                 hint="check the store and what is behind it",
             ) from error
 
+    async def _read_in_turn(
+        self, requests: Sequence[ByteRequest]
+    ) -> list[Fetched | None]:
+        return [await self._way.get(request) for request in requests]
+
     async def _read_all(self, requests: Sequence[ByteRequest]) -> list[Fetched | None]:
         await self._ensure_open()
         return await self._lanes.answer(self._way, requests)
@@ -261,13 +266,12 @@ def _way_to(objects: ZarrObjects, costs: FetchCosts) -> Way:
     store = objects.store
     kind = GetsAndCuts if costs.reads_on else Gets
     gets = kind(objects, asks_sizes=refuses_beyond(store))
-    way = JoinedGets(objects, gets, costs) if _has_own_ranges(store) else gets
     inner_store = store_inside(store)
     # Pieces of a store that reads on may have bytes of what follows the object.
     divides = (
         costs.answers_in_threads and not costs.reads_on and tells_sizes(inner_store)
     )
-    return PiecedGets(objects, inner_store, gets, way) if divides else way
+    return PiecedGets(objects, inner_store, gets) if divides else gets
 
 
 def refuses_beyond(store: ZarrAbstractStore) -> bool:
@@ -302,14 +306,3 @@ def _comes_from(package: str, store: ZarrAbstractStore) -> bool:
     if type(store).__module__.partition(".")[0] == package:
         return True
     return isinstance(store, WrapperStore) and _comes_from(package, store._store)  # noqa: SLF001
-
-
-def _has_own_ranges(store: ZarrAbstractStore) -> bool:
-    """Whether a store has a `get_ranges` of its own that matches its `get`.
-
-    zarr has `get_ranges` since 3.3. The inherited method joins ranges and gets them one
-    by one, which gpushard has done already.
-    """
-    from zarr.abc.store import Store
-
-    return hasattr(Store, "get_ranges") and follows_get(store, "get_ranges")
