@@ -244,3 +244,16 @@ def test_a_root_that_became_a_link_to_itself_is_gone(tmp_path):
     root.symlink_to(root)
     with pytest.raises(gpushard.StoreError, match="directory is gone"):
         a[...] = 1
+
+
+def test_a_root_that_became_a_link_to_another_directory_is_not_written_through(
+    tmp_path,
+):
+    root, other = tmp_path / "a", tmp_path / "other"
+    a = gpushard.create_array(root, shape=(8,), dtype="i4", chunks=(4,), device="cpu")
+    root.rename(tmp_path / "moved")
+    other.mkdir()
+    root.symlink_to(other)
+    with pytest.raises(gpushard.StoreError, match="leads out of the store"):
+        a[...] = 1
+    assert list(other.iterdir()) == []

@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from gpushard.stores.failures import refuse_unsafe_key
@@ -18,7 +19,7 @@ from gpushard.stores.local.file_bytes import Pieces, Update
 from gpushard.stores.local.locked_file import LockedFile
 from gpushard.stores.local.names_beside import LOCK, UNDO, UNFINISHED, name_beside
 from gpushard.stores.local.store import LocalStore
-from gpushard.stores.local.visits import PathRule, Visit, as_store_errors
+from gpushard.stores.local.visits import Visit, as_store_errors
 
 # Errors of a path at whose end there is no file.
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -64,7 +65,8 @@ class FileWriter:
         with as_store_errors(self._store, prefix):
             try:
                 directory = open_directory(
-                    str(Path(self._store.root, prefix)), PathRule(self._store, prefix)
+                    str(Path(self._store.root, prefix)),
+                    partial(self._store.refuse_outside, prefix),
                 )
             except (FileNotFoundError, NotADirectoryError):
                 return
@@ -87,7 +89,7 @@ class FileWriter:
                 if root not in directory.parent.parents:
                     break
                 try:
-                    check = PathRule(self._store)
+                    check = partial(self._store.refuse_outside, prefix)
                     with open_directory(str(directory.parent), check) as above:
                         os.rmdir(directory.name, dir_fd=above.fd)
                 except OSError:  # the directory is not empty, or it is gone

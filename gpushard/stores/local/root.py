@@ -268,24 +268,26 @@ class StoreRoot:
             )
         if not self.allows_links_outside:
             path = path_of(handle.fd, self.prefix + handle.key)
-            self._refuse_outside(handle.key, path)
+            self.refuse_outside(handle.key, path)
 
     def _refuse_listing(self, prefix: str, real_path: str) -> None:
         """Refuse a directory outside, or one above itself, whose listing never ends."""
         is_linked = prefix and real_path != self._real_prefix + prefix
-        if is_linked and not self.allows_links_outside:
-            self._refuse_outside(prefix, real_path)
+        if is_linked:
+            self.refuse_outside(prefix, real_path)
         if is_linked and is_below_itself(self.prefix, prefix, real_path):
             raise OSError(errno.ELOOP, "symbolic links lead round in a circle")
 
-    def _refuse_outside(self, key: str, real_path: str) -> None:
-        if is_in_directory(real_path, self._real_prefix):
+    def refuse_outside(self, key: str, real_path: str) -> None:
+        """Refuse a path without symbolic links outside, unless links may leave it."""
+        if self.allows_links_outside or is_in_directory(real_path, self._real_prefix):
             return
         self._refuse_if_gone(key)  # it may have been moved since the file was opened
-        raise failure(
-            self.url,
-            key,
-            f"a symbolic link leads out of the store, to {real_path}",
+        raise StoreError(
+            "a symbolic link leads out of the store's root",
+            shard_key=key,
+            store_url=self.url,
+            got=real_path,
             hint="copy the file into the store, or open it with "
             "LocalStore(root, allow_symlinks_outside=True) if you trust the link",
         )

@@ -222,6 +222,13 @@ class LocalStore:
         if handle is not None:
             self._handles.drop(handle)
 
+    def refuse_outside(self, key: str, real_path: str) -> None:
+        """Refuse a path without symbolic links to what lies outside of the root.
+
+        `key` is the object that is looked at, for the error.
+        """
+        self._directory.refuse_outside(key, real_path)
+
     def open_root(self) -> FileHandle | None:
         """The directory, open; None if it is gone, or is another one by now."""
         return self._directory.open_itself()

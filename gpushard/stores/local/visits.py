@@ -13,17 +13,11 @@ import os
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from gpushard.errors import StoreError
 from gpushard.stores.failures import refuse_unsafe_key
-from gpushard.stores.local.directories import (
-    Directory,
-    is_in_directory,
-    make_directory,
-    path_of,
-)
+from gpushard.stores.local.directories import Directory, make_directory, path_of
 from gpushard.stores.local.file_locks import file_locks
 from gpushard.stores.local.lock_files import drop_lock, lock_beside
 from gpushard.stores.local.locked_file import LockedFile
@@ -75,36 +69,6 @@ def _hint_on(error: OSError, number: int) -> str:
     return _HINTS.get(number, rest)
 
 
-class PathRule:
-    """Refuses real paths outside a store's root, unless links may leave it.
-
-    `key` is the object that is looked at, for errors.
-    """
-
-    def __init__(self, store: LocalStore, key: str = "") -> None:
-        self._store = store
-        self._prefix = store.root.rstrip("/") + "/"
-        self.key = key
-
-    @cached_property
-    def _real_root(self) -> str:
-        return os.path.realpath(self._store.root)
-
-    def __call__(self, real: str) -> None:
-        """Raise `StoreError` unless the path is inside."""
-        # If a path without links begins with the root's, no link is in that either.
-        if self._store.allow_symlinks_outside or real.startswith(self._prefix):
-            return
-        if not is_in_directory(real, self._real_root):
-            raise StoreError(
-                "a symbolic link leads out of the store's root",
-                shard_key=self.key,
-                store_url=self._store.url,
-                got=real,
-                hint="open the store at the place that the link leads to",
-            )
-
-
 class Visit:
     """Write access to files of a store, for one thread; a context that ends it.
 
@@ -121,7 +85,7 @@ class Visit:
         self._names_later = names_later
         # Key of the last file in the directory, if its name is not durable yet.
         self._unsynced: str | None = None
-        self._rule = PathRule(store)
+        self._key = ""
         self._above: str | None = None
         self._opened: list[Directory] = []
         self._name = ""
@@ -154,7 +118,7 @@ class Visit:
             The key leads out of the root, or the file system reports an error.
         """
         refuse_unsafe_key(key, self._store.url)
-        self._rule.key = key
+        self._key = key
         above, _, name = key.rpartition("/")
         self._name = name
         with as_store_errors(self._store, key):
@@ -209,7 +173,7 @@ class Visit:
             path = os.path.join(root, above) if above else root
             try:
                 directory = make_directory(
-                    path, root, self._rule, is_durable=self._is_durable
+                    path, root, self._refuse_outside, is_durable=self._is_durable
                 )
             except OSError as error:
                 if error.errno in _GONE:
@@ -237,6 +201,9 @@ class Visit:
         while self._opened:
             self._opened.pop().close()
 
+    def _refuse_outside(self, real_path: str) -> None:
+        self._store.refuse_outside(self._key, real_path)
+
     def _refuse_if_gone(self) -> None:
         """Refuse to write if the store's directory is gone: a new one has no array."""
         if not os.path.isdir(self._store.root):
@@ -260,7 +227,7 @@ class Visit:
             if status is not None and not stat.S_ISREG(status.st_mode):
                 raise StoreError(
                     "what lies at the place of a shard is no regular file",
-                    shard_key=self._rule.key,
+                    shard_key=self._key,
                     store_url=self._store.url,
                     got=f"{directory.path}/{one}",
                     hint="move it away",
@@ -272,7 +239,7 @@ class Visit:
         if not directory.is_in_place():
             raise StoreError(
                 "the directory of a shard was moved while it was written to",
-                shard_key=self._rule.key,
+                shard_key=self._key,
                 store_url=self._store.url,
                 got=directory.path,
                 hint="write again, and let nobody else change the store's directories",
