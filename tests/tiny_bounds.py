@@ -29,8 +29,8 @@ def tiny_bounds(
             (rounds, "_ELEMENT_NBYTES", 1 << 40),
             (rounds, "_POINT_NBYTES", 1 << 40),
             # Else the points of a small array would not be read in rounds.
-            (surrounded, "_MANY_PER_POINT", 0),
-            (surrounded, "_FEW_PER_POINT", 0),
+            (surrounded, "_MANY_PER_ELEMENT", 0),
+            (surrounded, "_FEW_PER_ELEMENT", 0),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

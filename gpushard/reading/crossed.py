@@ -188,7 +188,7 @@ def takes_others(source: Source, dtype: np.dtype[Any]) -> bool:
     return not (is_cast or dtype.hasobject)
 
 
-def most_added_nbytes(source: Source) -> int:
+def _most_added_nbytes(source: Source) -> int:
     """Unwanted bytes between two plain elements that may be fetched."""
     return max(source.store.costs.gap_nbytes, _LITTLE_ADDED)
 
@@ -259,7 +259,7 @@ def _slice_around(element: Ints, source: Source, axis: int) -> SliceAxis | None:
         # The slice reaches up to the borders that lie between two elements.
         between = gaps[cell_steps == 1]
         added = int((between - step).sum()) * source.raw_strides[axis]
-        if added > most_added_nbytes(source) * (len(between) + 1):
+        if added > _most_added_nbytes(source) * (len(between) + 1):
             return None
     return around
 

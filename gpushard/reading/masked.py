@@ -44,7 +44,7 @@ _PLACES_SHARE, _PLACE_NBYTES = 8, 32
 _PICKED = 1 << 18
 
 _Mask = NDArray[np.bool_]
-_Range = tuple[int, int]
+Range = tuple[int, int]
 
 
 class _Boxes(NamedTuple):
@@ -137,7 +137,7 @@ def _is_dense(source: Source, listing: TrueElements, boxes: _Boxes) -> bool:
     if mask.size <= most:
         return True
     cuts = [
-        _cuts(axis, (0, axis.extent), longest)
+        cuts_of(axis, (0, axis.extent), longest)
         for axis, longest in zip(boxes.axes, boxes.shape, strict=True)
     ]
     for box in product(*map(list, cuts)):
@@ -149,7 +149,7 @@ def _is_dense(source: Source, listing: TrueElements, boxes: _Boxes) -> bool:
     return True
 
 
-def _cuts(axis: GridAxis, within: _Range, most: int) -> Iterator[_Range]:
+def cuts_of(axis: GridAxis, within: Range, most: int) -> Iterator[Range]:
     """Ranges of at most `most` elements of an axis, or of one cell, that cut no cell.
 
     `within` begins and ends at borders of cells, or at the end of the axis.
@@ -195,20 +195,20 @@ class _MaskedRead:
         """Read everything; the number of elements that were found."""
         first, boxes = 0, self._boxes
         outer = self._layout.axes[0]
-        for shelf in _cuts(outer, (0, outer.extent), boxes.shape[0]):
+        for shelf in cuts_of(outer, (0, outer.extent), boxes.shape[0]):
             if boxes.has_shards:
                 first = self._read_slab(shelf, first)
                 continue
 
-            def read_all(shelf: _Range = shelf, first: int = first) -> int:
-                for slab in _cuts(boxes.axes[0], shelf, boxes.shape[0]):
+            def read_all(shelf: Range = shelf, first: int = first) -> int:
+                for slab in cuts_of(boxes.axes[0], shelf, boxes.shape[0]):
                     first = self._read_slab(slab, first)
                 return first
 
             first = read_unchanged(self._source, self._shards(shelf), read_all)
         return first
 
-    def _shards(self, shelf: _Range) -> list[tuple[int, ...]]:
+    def _shards(self, shelf: Range) -> list[tuple[int, ...]]:
         """Coordinates of the shards with true elements in a range of the first axis."""
         found: list[tuple[int, ...]] = []
         axes = self._layout.axes
@@ -226,7 +226,7 @@ class _MaskedRead:
                 found.append(coordinate)
         return found
 
-    def _read_slab(self, slab: _Range, first: int) -> int:
+    def _read_slab(self, slab: Range, first: int) -> int:
         """Read the boxes in a range of the first axis, which land from `first` on.
 
         Returns the end of where they land.
@@ -234,7 +234,7 @@ class _MaskedRead:
         boxes, mask = self._boxes, self._mask[slice(*slab)]
         cuts = [[slab]]
         for axis, longest in zip(boxes.axes[1:], boxes.shape[1:], strict=True):
-            cuts.append(list(_cuts(axis, (0, axis.extent), longest)))
+            cuts.append(list(cuts_of(axis, (0, axis.extent), longest)))
         counts = _counts(mask, cuts[boxes.last_cut], boxes.last_cut)
         ends = first + np.cumsum(counts).reshape(counts.shape)
         if ends.max() > len(self._out):
@@ -252,7 +252,7 @@ class _MaskedRead:
                 self._read_box(box, begins, n_true)
         return int(ends.reshape(-1)[-1])
 
-    def _read_box(self, box: Sequence[_Range], begins: Ints, n_true: Ints) -> None:
+    def _read_box(self, box: Sequence[Range], begins: Ints, n_true: Ints) -> None:
         """Read a box, and pick its true elements.
 
         Parameters
@@ -299,7 +299,7 @@ class _MaskedRead:
             raise elements_changed()
 
 
-def _counts(mask: _Mask, cuts: Sequence[_Range], axis: int) -> Ints:
+def _counts(mask: _Mask, cuts: Sequence[Range], axis: int) -> Ints:
     """True elements in each range of an axis, for each element of the axes before it.
 
     Shape: that of the mask up to the axis, and the number of ranges.

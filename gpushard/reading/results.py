@@ -20,7 +20,6 @@ from gpushard.options import KIB
 from gpushard.placing.outputs import new_output, usable_output
 from gpushard.placing.scatter import check_cast
 from gpushard.planning.plan import plan_read
-from gpushard.reading.ascending import read_runs
 from gpushard.reading.converted import read_converted
 from gpushard.reading.crossed import Around, is_crossed, listed_as_points, with_grids
 from gpushard.reading.masked import read_masked
@@ -264,9 +263,8 @@ def _is_picked(
     if not isinstance(selection, Listed) or selection.listing.overlaps(out):
         return False
     if request.damage.replaces:
-        # Damage of inner chunks that nobody wants must not be reported.
-        return read_runs(source, selection, out, read)
-    ways = read_masked, read_runs, read_surrounded
+        return False  # damage of inner chunks that nobody wants must not be reported
+    ways = read_masked, read_surrounded
     return any(way(source, selection, out, read) for way in ways)
 
 

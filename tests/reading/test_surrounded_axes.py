@@ -1,4 +1,4 @@
-"""Long ascending lists along one axis, which are picked from runs around them."""
+"""Long lists along one axis, which are picked from boxes around their elements."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpushard
-from gpushard import CorruptShardError, SelectionError
-from gpushard.reading import ascending, results
+from gpushard import SelectionError
+from gpushard.reading import results, surrounded
 from gpushard.selecting.expressions import orthogonal, points
 from gpushard.selecting.listing import IndexArrays
 from strategies import slices
@@ -56,26 +56,28 @@ def places(request, tmp_path_factory):
 
 
 @contextmanager
-def runs_pay(per_group=None, **more):
-    """Let runs be read around any ascending list; the answers of `read_runs`.
+def boxes_pay(per_box=None, block=5, **bounds):
+    """Let boxes be read for any list; the answers of `read_surrounded`.
 
-    Those of a group take up to `per_group` bytes.
+    Each takes up to `per_box` bytes.
     """
     answers = []
 
     def noted(*given):
-        answers.append(ascending.read_runs(*given))
+        answers.append(surrounded.read_surrounded(*given))
         return answers[-1]
 
-    bounds = {"_MANY_PER_RUN": 0, "_MANY_PER_ELEMENT": 1000, "_MOST_ROW_NBYTES": 99}
-    if per_group is not None:
-        bounds["_RUNS_SHARE"] = LIMIT // per_group
+    bounds = {
+        "_MANY_PER_ELEMENT": 1000, "_MOST_ROW_NBYTES": 99, "_LONG_GAP": 20
+    } | bounds  # fmt: skip
+    if per_box is not None:
+        bounds["_BOX_SHARE"] = LIMIT // per_box
     with ExitStack() as stack:
-        stack.enter_context(tiny_bounds(**{"block": 5, **more}))
-        stack.enter_context(mock.patch.object(results, "read_runs", noted))
-        no_boxes = mock.Mock(return_value=False)
-        stack.enter_context(mock.patch.object(results, "read_masked", no_boxes))
-        stack.enter_context(mock.patch.multiple(ascending, **bounds))
+        stack.enter_context(tiny_bounds(block=block))
+        stack.enter_context(mock.patch.object(results, "read_surrounded", noted))
+        never = mock.Mock(return_value=False)
+        stack.enter_context(mock.patch.object(results, "read_masked", never))
+        stack.enter_context(mock.patch.multiple(surrounded, **bounds))
         yield answers
 
 
@@ -107,15 +109,15 @@ def ascending_lists(draw, extent):
 @given(
     index=ascending_lists(90),
     is_point=st.booleans(),
-    per_group=st.sampled_from([60, 120, 10**6]),
+    per_box=st.sampled_from([60, 120, 10**6]),
     dtype=st.sampled_from(["i4", "f8"]),
 )
-def test_runs_of_a_row_give_what_numpy_gives(
-    places, loops, index, is_point, per_group, dtype
+def test_lists_of_a_row_give_what_numpy_gives(
+    places, loops, index, is_point, per_box, dtype
 ):
     a = opened(places[0], loops)
     parse = points if is_point else orthogonal
-    with runs_pay(per_group):
+    with boxes_pay(per_box):
         selection = parse((index,), (90,))
         out = np.zeros(selection.shape, dtype)
         a.read(selection, out=out)
@@ -129,12 +131,12 @@ def test_runs_of_a_row_give_what_numpy_gives(
     last=slices(3) | st.just(np.array([True, False, True])),
     is_backwards=st.booleans(),
 )
-def test_runs_of_an_axis_give_what_numpy_gives(
+def test_lists_of_an_axis_give_what_numpy_gives(
     places, loops, index, first, last, is_backwards
 ):
     a = opened(places[1], loops)
     expected = CUBE[:, index][first][..., last]
-    with runs_pay():
+    with boxes_pay():
         out = np.zeros(expected.shape[::-1], "i2").T
         out = out[..., ::-1] if is_backwards else out
         a.read(orthogonal((first, index, last), CUBE.shape), out=out)
@@ -146,94 +148,71 @@ MASK[::3] = False
 
 
 @pytest.mark.parametrize("index", [MASK, np.flatnonzero(MASK)], ids=["mask", "list"])
-@pytest.mark.parametrize("per_group", [60, 10**6])
-def test_each_shard_is_read_once(places, index, per_group):
+@pytest.mark.parametrize("per_box", [60, 10**6])
+def test_each_shard_is_read_once(places, index, per_box):
     a = opened(places[0], loops=True)
     at_once = a.explain(np.flatnonzero(MASK))
-    with runs_pay(per_group) as answers:
+    with boxes_pay(per_box) as answers:
         report = a.explain(index)
     is_one_shard = at_once.n_shards == 1
     # What does not fit is listed: a round reads some of the elements of a shard.
-    assert answers == [not is_one_shard or per_group > 60]
+    assert answers == [not is_one_shard or per_box > 60]
     if answers == [True]:
         assert report.n_shards == at_once.n_shards
         assert report.n_inner_chunks == at_once.n_inner_chunks
 
 
-def test_inner_chunks_without_listed_elements_are_not_read(tmp_path):
-    put(tmp_path, ROW, shards=98, chunks=7)
-    shard = tmp_path / "c/0"
-    stored = bytearray(shard.read_bytes())
-    entries = np.frombuffer(bytes(stored[-13 * 16 - 4 - 16 : -4]), "<u8")
-    offset = int(entries.reshape(-1, 2)[5, 0])  # of elements 35 to 41
-    stored[offset] ^= 0xFF
-    shard.write_bytes(stored)
-    a = opened(tmp_path, loops=False)
-    mask = MASK.copy()
-    mask[35:42] = False
-    with runs_pay() as answers:
-        assert_same_bits(a.oindex[mask], ROW[mask])
-        mask[36] = True
-        with pytest.raises(CorruptShardError):
-            a.oindex[mask]
-    assert answers == [True]
+def test_shards_between_two_that_lie_apart_are_not_read(places):
+    a = opened(places[0], loops=False)
+    at_once = a.explain([0, 83, 89])
+    index = np.r_[1:5, 83:90]
+    with boxes_pay(_MANY_PER_ELEMENT=2) as answers:
+        report = a.explain(index)
+        assert_same_bits(a.oindex[index], ROW[index])
+    is_one_shard = at_once.n_shards == 1
+    assert answers == [not is_one_shard] * 2
+    assert is_one_shard or report.n_shards == at_once.n_shards
 
 
-UNLIKE = {
-    "a list that descends": (ROW, np.arange(89, -1, -1)),
-    "one that does so between two blocks": (ROW, np.append(np.arange(5), np.arange(9))),
-    "points of several axes": (CUBE, None),
-    "text": (ROW.astype(object), np.arange(90)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The codec `vlen-utf8` is currently not part")
-@pytest.mark.parametrize("name", UNLIKE)
-def test_other_lists_have_no_runs(name, tmp_path):
-    values, index = UNLIKE[name]
-    kept = {"chunks": 7}
-    if name == "text":
-        values = values.astype(str)
-        zarr.create_array(tmp_path, shape=(90,), dtype=str, chunks=(7,))[...] = values
-    else:
-        put(tmp_path, values, **kept)
-    a = gpushard.open_array(tmp_path, device="cpu")
-    with runs_pay() as answers:
-        if index is None:
-            mask = values % 2 == 0
-            found, expected = a.vindex[mask], values[mask]
-        else:
-            found, expected = a.oindex[index], values[index]
-    np.testing.assert_array_equal(found, expected)
-    assert answers == [False]
+@pytest.mark.parametrize("is_one", [False, True])
+@pytest.mark.parametrize(
+    "index",
+    [np.arange(89, -1, -1), np.append(np.arange(5), np.arange(90))],
+    ids=["within a block", "between two blocks"],
+)
+def test_lists_that_descend_have_one_box_or_none(places, index, is_one):
+    a = opened(places[0], loops=True)
+    with boxes_pay(10**6 if is_one else 120) as answers:
+        assert_same_bits(a.oindex[index], ROW[index])
+    assert answers == [is_one]
 
 
 @pytest.mark.parametrize(
     ("bounds", "is_read"),
     [
-        ({"_MANY_PER_RUN": 1}, True),
-        ({"_MANY_PER_RUN": 10**5}, False),
+        ({"_MANY_PER_ELEMENT": 2}, True),
         ({"_MANY_PER_ELEMENT": 1}, False),
-        ({"_MOST_ROW_NBYTES": 3}, False),
-        ({"_MOST_RUNS": 1}, False),
-        ({"most_added_nbytes": lambda _: 4}, False),
+        ({"_MOST_ROW_NBYTES": 11}, False),
+        ({"_MOST_ROW_NBYTES": 12}, True),
+        ({"_BOX_SHARE": LIMIT // (11 * 12)}, True),
+        ({"_BOX_SHARE": LIMIT // 12}, False),
     ],
 )
-def test_runs_are_read_if_that_takes_less_time(bounds, is_read, tmp_path, monkeypatch):
-    put(tmp_path, ROW, shards=14, chunks=7, compressors=None)
-    a = gpushard.open_array(tmp_path, device="cpu")
-    monkeypatch.setattr(type(a.source.store.costs), "gap_nbytes", 0, raising=False)
-    mask = MASK.copy()
-    mask[14:28] = False
-    with runs_pay() as answers, mock.patch.multiple(ascending, **bounds):
-        assert_same_bits(a.oindex[mask], ROW[mask])
+def test_boxes_are_read_if_that_takes_less_time_and_little_memory(
+    bounds, is_read, tmp_path
+):
+    values = np.arange(90 * 3, dtype="i4").reshape(90, 3)
+    zarr.create_array(tmp_path, shape=(90, 3), dtype="i4", chunks=(7, 3))[...] = values
+    a = opened(tmp_path, loops=True)
+    with boxes_pay(**bounds) as answers:
+        assert_same_bits(a.oindex[MASK], values[MASK])
     assert answers == [is_read]
 
 
 def test_lists_of_little_memory_gain_nothing_and_are_read_as_before(tmp_path):
     put(tmp_path, ROW, shards=14, chunks=7)
     a = gpushard.open_array(tmp_path, device="cpu")
-    with tiny_bounds(), mock.patch.object(ascending, "_pick") as pick:
+    with tiny_bounds(), mock.patch.object(surrounded, "_pick") as pick:
         assert_same_bits(a.oindex[MASK], ROW[MASK])
     assert not pick.called
 
@@ -255,15 +234,16 @@ def change(index, looks, monkeypatch, to):
     "to",
     [
         np.arange(10, 0, -1),  # as many, none of which ascend
-        np.arange(80, 90),  # behind all runs
-        np.append(np.arange(9), 0),  # before the run
+        np.arange(80, 90),  # behind all boxes
+        np.append(np.arange(9), 0),  # before the box
     ],
 )
-def test_a_list_that_changes_meanwhile_is_an_error(to, tmp_path, monkeypatch):
+@pytest.mark.parametrize("per_box", [14 * 4, 10**6])
+def test_a_list_that_changes_meanwhile_is_an_error(to, per_box, tmp_path, monkeypatch):
     put(tmp_path, ROW, shards=14, chunks=7)
-    a = gpushard.open_array(tmp_path, device="cpu")
-    index = np.arange(3, 13)
-    with runs_pay(block=10):
+    a = opened(tmp_path, loops=False)
+    index = np.arange(3, 33, 3)
+    with boxes_pay(per_box, block=10):
         change(index, [], monkeypatch, to)
         with pytest.raises(SelectionError, match="was changed"):
             a.oindex[index]
@@ -274,23 +254,23 @@ def test_results_are_written_over_the_mask_that_lists_them(tmp_path):
     zarr.create_array(tmp_path, shape=(90,), dtype=bool, chunks=(7,))[...] = values
     a = gpushard.open_array(tmp_path, device="cpu")
     mask = np.ones(90, bool)
-    with runs_pay() as answers:
+    with boxes_pay() as answers:
         a.read(orthogonal((mask,), (90,)), out=mask)
     np.testing.assert_array_equal(mask, values)
     assert answers == []
 
 
-def test_runs_that_leave_no_room_are_given_up(tmp_path, monkeypatch):
+def test_boxes_that_leave_no_room_are_given_up(tmp_path, monkeypatch):
     put(tmp_path, ROW, shards=14, chunks=7)
     a = gpushard.open_array(tmp_path, device="cpu")
     real = results.read_at_once
 
     def refusing(source, selections, outs, *given, **named):
-        if len(outs[0]) > 50 and outs[0].base is not None:
+        if len(outs[0]) > 80:
             raise gpushard.errors.LimitError("does not fit")
         real(source, selections, outs, *given, **named)
 
     monkeypatch.setattr(results, "read_at_once", refusing)
-    with runs_pay() as answers:
+    with boxes_pay() as answers:
         assert_same_bits(a.oindex[MASK], ROW[MASK])
     assert answers == [False]
