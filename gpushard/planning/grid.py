@@ -70,29 +70,8 @@ class GridPart:
             coords[:, d] = axis.shards_at(at[d])
         counts = [stop - start for start, stop in bounds]
         starts = [start for start, _ in bounds]
-        if grid and all((count == count[0]).all() for count in counts):
-            columns = self._columns_alike(starts, [int(count[0]) for count in counts])
-        else:
-            columns = self._columns(starts, counts, last - first)
-        shard, entry, position = columns
+        shard, entry, position = self._columns(starts, counts, last - first)
         return ShardBlock(coords, shard, entry, np.zeros_like(shard), position)
-
-    def _columns_alike(self, starts: Sequence[Ints], counts: Sequence[int]) -> _Columns:
-        """As `_columns`, for shards that all have as many wanted cells along each axis.
-
-        What changes along one axis alone is computed for that axis alone.
-        """
-        shape = (len(starts[0]), *counts)
-        position = np.empty((len(counts), *shape), np.int64)
-        along: list[Ints] = []
-        for d, (start, count) in enumerate(zip(starts, counts, strict=True)):
-            nth = np.arange(count).reshape(-1, *[1] * (len(counts) - d - 1))
-            along.append(start.reshape(-1, *[1] * len(counts)) + nth)
-            position[d] = along[d]
-        shard = np.repeat(np.arange(shape[0]), prod(counts))
-        entry = (np.broadcast_to(e, shape) for e in self._entries(along))
-        flat = position.reshape(len(counts), -1)
-        return shard, tuple(e.reshape(-1) for e in entry), flat
 
     def _columns(
         self, starts: Sequence[Ints], counts: Sequence[Ints], n_shards: int
@@ -118,7 +97,7 @@ class GridPart:
             position[d] += starts[d][shard]
         return shard, self._entries(position), position
 
-    def _entries(self, position: Sequence[Ints] | Ints) -> tuple[Ints, ...]:
+    def _entries(self, position: Ints) -> tuple[Ints, ...]:
         along = [
             axis.in_index(at) for axis, at in zip(self.sharded, position, strict=False)
         ]
