@@ -26,10 +26,6 @@ from gpushard.threads.forks import after_fork
 _REMEMBERED = 2
 # The deque of holders that let go is counted off when it is longer than this.
 _MOST_LEFT = 64
-# From this many keys on, a lookup uses sorted columns. If far more inner chunks are
-# kept, sorting them costs too much.
-_MANY_KEYS = 512
-_MOST_SORTED = 8
 
 
 class ChunkCache:
@@ -74,7 +70,6 @@ class ChunkCache:
         self._alone = Alone()
         self._slots = Slots(self._slot_nbytes, is_shared=self.is_sparing)
         self._slot_of: dict[int, int] = {}
-        self._sorted: tuple[Ints, Ints] | None = None
         n_remembered = self.n_most * (_REMEMBERED if self.is_sparing else 1)
         self._missed = Misses(n_remembered)
         self._has_absent = False
@@ -92,7 +87,7 @@ class ChunkCache:
         n_left = self._slots.n_without_later_half()
         left = {k: slot for k, slot in self._slot_of.items() if slot < n_left}
         # First: an interrupt must not leave keys of slots that are gone.
-        self._slot_of, self._sorted = left, None
+        self._slot_of = left
         self._slots.shrink(n_left)
 
     def __len__(self) -> int:
@@ -125,11 +120,9 @@ class ChunkCache:
         memory = self._slots
         if len(memory.let_go) > _MOST_LEFT:
             memory.count_off()
-        slots = self._slots_of_keys(keys)
-        if isinstance(slots, np.ndarray):
-            taken: list[int] = slots[slots >= 0].tolist()
-        else:
-            taken = [slot for slot in slots if slot >= 0]
+        get = self._slot_of.get
+        slots = [get(key, -1) for key in _listed(keys)]
+        taken = [slot for slot in slots if slot >= 0]
         n_holders, is_used = memory.n_holders, memory.is_used
         # Counted before there is a hold that lets them go: after an interrupt here
         # some stay held for good. The other way round, slots that others hold
@@ -198,23 +191,6 @@ class ChunkCache:
             return True
         return self._missed.add(key, weight, n_chunks) >= SPENT_ENOUGH
 
-    def _slots_of_keys(self, keys: Keys) -> Keys:
-        """Slot of each key; -1: none."""
-        n_kept = len(self._slot_of)
-        if len(keys) < _MANY_KEYS or n_kept > _MOST_SORTED * len(keys):
-            get = self._slot_of.get
-            return [get(key, -1) for key in _listed(keys)]
-        if not n_kept:
-            return np.full(len(keys), -1)
-        if self._sorted is None:
-            kept = np.fromiter(self._slot_of, np.int64, n_kept)
-            slots = np.fromiter(self._slot_of.values(), np.int64, n_kept)
-            order = kept.argsort()
-            self._sorted = kept[order], slots[order]
-        kept, slots = self._sorted
-        at = np.minimum(kept.searchsorted(keys), n_kept - 1)
-        return np.where(kept[at] == keys, slots[at], -1)
-
     def claim(self, keys: Keys, *, may_drop: bool = True) -> Hold:
         """Slots to decode inner chunks into; `find` returns them after `keep`.
 
@@ -275,7 +251,6 @@ class ChunkCache:
     ) -> None:
         if hold.owner is not self._slots:
             return
-        self._sorted = None
         keys, slots = hold.keys, hold.slots
         key_of, slot_of = self._slots.keys, self._slot_of
         version_of = self._slots.versions
@@ -304,9 +279,8 @@ class ChunkCache:
     def _drop(self, hold: Hold, which: Iterable[int]) -> None:
         if hold.owner is not self._slots:
             return
-        self._sorted = None
         for i in which:
-            key, slot = int(hold.keys[i]), int(hold.slots[i])
+            key, slot = int(hold.keys[i]), hold.slots[i]
             # By now the key may have a newer inner chunk. The slot becomes free when
             # its holders let go, of whom the caller is one.
             if self._slot_of.get(key) == slot:
@@ -328,7 +302,6 @@ class ChunkCache:
         for slot in taken:
             memory.n_holders[slot] = 1
         if may_drop and len(taken) < n:
-            self._sorted = None
             key_of, slot_of = memory.keys, self._slot_of
             for slot in memory.victims(n - len(taken)):
                 key = key_of[slot]

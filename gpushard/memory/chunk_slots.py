@@ -178,7 +178,7 @@ class Hold:
     taken: Sequence[int] = ()
 
     def __init__(
-        self, owner: Slots, keys: Keys, slots: Keys, taken: Sequence[int]
+        self, owner: Slots, keys: Keys, slots: Sequence[int], taken: Sequence[int]
     ) -> None:
         self.owner = owner
         self.keys = keys
@@ -194,8 +194,6 @@ class Hold:
     def addresses(self) -> Ints:
         """Address of each slot: int64, shape (n,); 0: none."""
         addresses = self.owner.addresses
-        if isinstance(self.slots, np.ndarray):
-            return np.array(addresses, np.int64)[self.slots]
         return np.array([addresses[slot] for slot in self.slots], np.int64)
 
     @property
@@ -205,4 +203,4 @@ class Hold:
 
     def bytes_of(self, i: int) -> NDArray[np.uint8]:
         """Memory of the i-th slot: uint8, valid as long as this object exists."""
-        return self.owner.bytes_of(int(self.slots[i]))
+        return self.owner.bytes_of(self.slots[i])

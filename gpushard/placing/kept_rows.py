@@ -60,7 +60,7 @@ def kept_file_tasks(job: Job, block: ShardBlock) -> Generator[Task, None, Block 
     is_kept = slots >= 0
     if not is_kept.any():
         return block
-    hold.slots = slots[block.shard]  # from here on, a slot for each row
+    hold.slots = slots[block.shard].tolist()  # from here on, a slot for each row
     rows = np.arange(block.n_chunks)
     kept = CacheSlots.of(cache, hold, rows, len(rows))
     yield from placing_tasks(job, block, kept, rows[is_kept[block.shard]])

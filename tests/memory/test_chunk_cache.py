@@ -222,14 +222,8 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 6), st.sampled_from([1, 3, chunk_cache._MANY_KEYS]))
-def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most, many):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_cache, "_MANY_KEYS", many)
-        look_at_steps(steps, n_most)
-
-
-def look_at_steps(steps, n_most):
+@given(STEPS, st.integers(1, 6))
+def test_whatever_is_done_slots_have_what_their_keys_say(steps, n_most):
     cache = ChunkCache(n_most * NBYTES, NBYTES)
     held = []
     for what, keys, may_drop in steps:
@@ -259,15 +253,12 @@ def test_many_keys_are_found_as_single_ones_are(keys, wanted):
     for some in (keys[:7], keys[7:]):
         kept(cache, *some)
         alone = [cache.find([key]).addresses.item() for key in wanted]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(chunk_cache, "_MANY_KEYS", 1)
-            together = cache.find(np.array(wanted, np.int64))
-            assert together.addresses.tolist() == alone
-            assert sorted(together.taken) == sorted(s for s in together.slots if s >= 0)
+        together = cache.find(np.array(wanted, np.int64))
+        assert together.addresses.tolist() == alone
+        assert sorted(together.taken) == sorted(s for s in together.slots if s >= 0)
 
 
-def test_what_makes_room_is_found_no_more(monkeypatch):
-    monkeypatch.setattr(chunk_cache, "_MANY_KEYS", 1)
+def test_what_makes_room_is_found_no_more():
     cache = ChunkCache(3 * NBYTES, NBYTES)
     kept(cache, 1, 2, 3)
     assert found(cache, 1, 2, 3, 4) == [1, 2, 3]
