@@ -14,7 +14,7 @@ from zarr.codecs import BytesCodec, ZstdCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 import gpushard
-from gpushard.options import DEFAULT
+from gpushard.options import DEFAULT, KIB
 from gpushard.stores.base import ByteRequest, FetchCosts, Fetched
 from gpushard.stores.local.store import LocalStore
 from range_server import RangeServer
@@ -145,13 +145,13 @@ def test_report_counts_what_the_store_counts(tmp_path):
 
 def test_of_shards_fetched_whole_those_of_mostly_gaps_are_read_by_range():
     meta = document((4,), (2,), sharding((1,), codecs=[LITTLE]))
-    gap = 4096
+    gap = 256 * KIB
     objects = {
         "zarr.json": json.dumps(meta).encode(),
         "c/0": bytes([1, 2]) + index_of([(0, 1), (1, 1)]),
         "c/1": bytes(gap) + bytes([3, 4]) + index_of([(gap, 1), (gap + 1, 1)]),
     }
-    options = gpushard.Options(batch_nbytes=gap // 2, small_read_chunks=0)
+    options = gpushard.Options(small_read_chunks=0)
     store = CountingZarrStore(held(objects))
     a = gpushard.open_array(store, options=options)
     assert a[...].tolist() == [1, 2, 3, 4]
