@@ -40,13 +40,6 @@ from gpushard.selecting.numbering import distinct
 from gpushard.selecting.projection import Members
 from gpushard.selecting.selection import Ints
 
-# Number of boxes of an inner chunk above which their columns cost too much.
-_MOST_PER_CHUNK = 16
-# From this stride in the output on, any number of boxes is worth its columns.
-_FAR_NBYTES = 512
-# Average length of a run from which on a box for each run is better than a list.
-_LONG_RUN = 2
-
 
 class Lists(NamedTuple):
     """Lists of the elements that an index takes of each cell, in the loops' format.
@@ -72,23 +65,10 @@ class Lists(NamedTuple):
     held: tuple[Ints, Ints]
 
     @classmethod
-    def of(cls, members: Members, axis: int, out_stride: int) -> Lists | None:
-        """Lists of an axis; None if boxes of runs of its elements are better.
-
-        Parameters
-        ----------
-        out_stride
-            Bytes between neighbouring elements of the output along the axis.
-        """
+    def of(cls, members: Members, axis: int) -> Lists:
+        """Lists of an axis."""
         inner, outer = map(np.ascontiguousarray, members[1:])
-        begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
-        is_first = np.append(True, ~_follows(inner, outer))
-        is_first[begin] = True
-        n_runs = np.add.reduceat(is_first, begin, dtype=np.int64)
-        most_runs = n_runs.max(initial=0)
-        are_few = abs(out_stride) >= _FAR_NBYTES or most_runs <= _MOST_PER_CHUNK
-        if most_runs <= 1 or (n >= _LONG_RUN * n_runs.sum() and are_few):
-            return None
+        begin, n_cells = members.bounds[:-1], len(members.bounds) - 1
         first = np.minimum.reduceat(inner, begin)
         last = np.maximum.reduceat(inner, begin)
         words = np.empty((n_cells, LIST_WORDS), np.int64)
@@ -112,8 +92,7 @@ class GridLanding(NamedTuple):
     extents, strides
         Shape of that output, and its strides in bytes.
     lists
-        Elements of the axis that is taken by an index; None if there is no such axis,
-        or if its elements are taken in runs.
+        Elements of the axis that is taken by an index; None if there is no such axis.
     """
 
     part: GridPart
@@ -133,7 +112,7 @@ class GridLanding(NamedTuple):
         out, lists = GridTarget(part, out).out, None
         for axis, projection in enumerate(part.projections):
             if projection.members is not None:
-                lists = Lists.of(projection.members, axis, out.strides[axis])
+                lists = Lists.of(projection.members, axis)
         return cls(part, address_of(out), out.shape, out.strides, lists)
 
 
@@ -228,27 +207,21 @@ def _cut_part(
         cells_at(landing, axis, stride, at)
         for axis, (stride, at) in enumerate(zip(chunk_strides, position, strict=False))
     ]
-    row, is_cut = np.arange(position.shape[1]), False
-    for _, nth in along:
-        if nth is not None:
-            row, is_cut = nth, True
-    boxes = np.empty((len(row), FIRST_LENGTH + len(along)), np.int64)
-    offset, listed = np.zeros((2, len(row)), np.int64)
-    target = np.full(len(row), landing.address, np.int64)
-    for axis, (cells, nth) in enumerate(along):
-        columns = cells[:, row] if is_cut and nth is None else cells
+    n = position.shape[1]
+    boxes = np.empty((n, FIRST_LENGTH + len(along)), np.int64)
+    offset, listed = np.zeros((2, n), np.int64)
+    target = np.full(n, landing.address, np.int64)
+    for axis, columns in enumerate(along):
         offset += columns[INNER]
         target += columns[OUTER]
         listed |= columns[LIST]
         boxes[:, FIRST_LENGTH + axis] = columns[LENGTH]
     boxes[:, OFFSET], boxes[:, TARGET], boxes[:, LISTED] = offset, target, listed
     boxes[:, PART], boxes[:, KEEP] = p, 0
-    return boxes, row
+    return boxes, np.arange(n)
 
 
-def cells_at(
-    landing: GridLanding, axis: int, chunk_stride: int, at: Ints
-) -> tuple[Ints, Ints | None]:
+def cells_at(landing: GridLanding, axis: int, chunk_stride: int, at: Ints) -> Ints:
     """What some of the touched cells along one axis contribute to boxes.
 
     Parameters
@@ -258,69 +231,22 @@ def cells_at(
 
     Returns
     -------
-    columns : numpy.ndarray
-        int64, shape (CELL_ROWS, n_cells). The rows from `columns.INNER` on: the first
-        wanted element's place in the inner chunk and in the output, in bytes; the
-        number of wanted elements; the address of a list of these (`Lists`), or 0. The
-        row `columns.ORDINAL` is not set.
-    nth : numpy.ndarray
-        int64, shape (n_cells,), ascending. If an index takes elements and there is no
-        list, each run of them is a separate cell, which belongs to this entry of `at`.
-        Otherwise None, and there is one cell for each entry.
+    int64, shape (CELL_ROWS, n). The rows from `columns.INNER` on: the first wanted
+    element's place in the inner chunk and in the output, in bytes; the number of wanted
+    elements, with those between them if there is a list (`Lists`); its address, or 0.
+    The row `columns.ORDINAL` is not set.
     """
-    projection = landing.part.projections[axis]
-    members, nth = projection.members, None
+    projection, lists = landing.part.projections[axis], landing.lists
     listed: Ints | int = 0
-    if members is None:
+    if lists is None or projection.members is None:
         first, length, out_first = projection.takings(at)
         if projection.out_step < 0:
             out_first = landing.extents[axis] - 1 - out_first
-    elif landing.lists is not None:
-        lists = landing.lists
+    else:
         first, length, listed = lists.first[at], lists.reach[at], lists.address[at]
         out_first = np.zeros_like(at)
-    else:
-        nth, first, out_first, length = _runs_at(members, at)
     columns = np.empty((CELL_ROWS, len(first)), np.int64)
     np.multiply(first, chunk_stride, out=columns[INNER])
     np.multiply(out_first, landing.strides[axis], out=columns[OUTER])
     columns[LENGTH], columns[LIST] = length, listed
-    return columns, nth
-
-
-def _runs_at(members: Members, at: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Runs of the elements that an index takes of cells `at`: int64, shape (n_runs,).
-
-    The entry of `at` of each run, its first element in the cell and in the output, and
-    its length.
-    """
-    first = members.bounds[at]
-    count = members.bounds[at + 1] - first
-    nth = np.repeat(np.arange(len(at)), count)
-    element = np.arange(len(nth)) - (np.cumsum(count) - count)[nth] + first[nth]
-    inner, outer = members.in_index[element], members.out_index[element]
-    starts, length = runs(nth, inner, outer)
-    return nth[starts], inner[starts], outer[starts], length
-
-
-def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
-    """Runs of elements that are adjacent both in an inner chunk and in the output.
-
-    Parameters
-    ----------
-    cell, inner, outer
-        int64, shape (n,): inner chunk of each element, its place in that inner chunk,
-        and its place in the output.
-
-    Returns
-    -------
-    Start and length of each run: int64, shape (n_runs,).
-    """
-    is_next = _follows(inner, outer) & (cell[1:] == cell[:-1])
-    starts = np.flatnonzero(np.append(True, ~is_next)[: len(inner)])
-    return starts, np.diff(np.append(starts, len(inner)))
-
-
-def _follows(inner: Ints, outer: Ints) -> NDArray[np.bool_]:
-    """Whether each element follows the one before in both: bool, shape (n - 1,)."""
-    return (inner[1:] - inner[:-1] == 1) & (outer[1:] - outer[:-1] == 1)
+    return columns

@@ -25,7 +25,6 @@ from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
 from gpushard.fused.files import (
     FileBoxes,
-    spanned_nbytes,
     widest_nbytes,
     window_nbytes,
 )
@@ -88,8 +87,6 @@ class ShardedRead:
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, placer.chain.chunk_nbytes)
         self._plan = placer.planner(landing.address, address_of(self._fill), source)
-        # If no axis is taken by an index array, each inner chunk has a single box.
-        self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
         self.seen: set[str] = set()
 
@@ -175,15 +172,14 @@ class ShardedRead:
     ) -> FileBoxes:
         """Boxes with their shares; those that need a larger window are left over."""
         source, chunk_nbytes = self._job.source, self._placer.chain.chunk_nbytes
-        spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
-        spanned = min(spanned, source.room.most_window_nbytes)
-        firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
+        widest = min(widest_nbytes(boxes), source.room.most_window_nbytes)
+        firsts = np.arange(len(boxes) + 1)  # each inner chunk has a single box
         return FileBoxes(
             self._placer,
             handles,
             boxes,
             Shares.of(boxes, chunk_nbytes, n_workers, firsts),
-            window_nbytes(source.options, spanned),
+            window_nbytes(source.options, widest),
             finish,
         )
 
