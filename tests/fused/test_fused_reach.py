@@ -207,9 +207,8 @@ def straight(monkeypatch):
         monkeypatch.setattr(loops, "copy_box", lambda *_: None)
         for name in ("far_axis", "merge_axes", "next_line"):
             monkeypatch.setattr(loops, name, getattr(copies, name).py_func)
-        for name in ("_read_runs", "_read_slabs"):
-            plain = getattr(loops, name)
-            monkeypatch.setattr(loops, name, getattr(plain, "py_func", plain))
+        apart = loops._read_apart
+        monkeypatch.setattr(loops, "_read_apart", getattr(apart, "py_func", apart))
         sizes = {"itemsize": 4, "out_itemsize": 4, "chunk_nbytes": 400}
         sizes["window_nbytes"] = room
         d = SimpleNamespace(window=WINDOW, **sizes)
@@ -229,6 +228,14 @@ def far_apart():
     return box, work
 
 
+def slabs_far_apart():
+    """The same, with three slabs of 40 bytes, and three runs within each."""
+    box, work = far_apart()
+    work[:3, 1] = work[:3, 0]
+    work[:3, 0] = 3, 16, 8
+    return box, work
+
+
 PLACES = [100, 9100, 18100]
 
 
@@ -237,29 +244,28 @@ def test_runs_far_apart_are_read_to_their_places_unless_the_file_ends_within(
     n_there, is_read, straight
 ):
     box, work = far_apart()
-    result, asked = straight("_read_runs", box, 8, 1, work, n_there=n_there)
+    arguments = box, (8, 1), (0, 8), work
+    result, asked = straight("_read_apart", *arguments, n_there=n_there)
     assert result is is_read
     assert asked == [(3, 1000 + 8 * k, at, 8) for k, at in enumerate(PLACES)]
 
 
-@pytest.mark.parametrize(("n_there", "is_read"), [(18108, True), (18107, False)])
+@pytest.mark.parametrize(("n_there", "is_read"), [(18140, True), (18139, False)])
 def test_slabs_far_apart_go_through_the_window_which_then_has_nothing_else(
     n_there, is_read, straight
 ):
     """A later box would take what was there before for its own bytes."""
-    box, work = far_apart()
-    arguments = box, (8, 1), (0, 8), work
-    result, asked = straight("_read_slabs", *arguments, n_there=n_there)
+    box, work = slabs_far_apart()
+    arguments = box, (8, 2), (1, 40), work
+    result, asked = straight("_read_apart", *arguments, n_there=n_there)
     assert result is is_read
-    assert asked == [(3, WINDOW, at, 8) for at in PLACES]
+    assert asked == [(3, WINDOW, at, 40) for at in PLACES]
     assert work[4, 0] == NO_FILE
 
 
 @pytest.mark.parametrize(("room", "n_tried"), [(40, 1), (39, 0)])
 def test_slabs_that_the_window_does_not_take_are_not_read(room, n_tried, straight):
-    box, work = far_apart()
-    work[:3, 1] = work[:3, 0]
-    work[:3, 0] = 3, 16, 8  # three runs within each slab of 40 bytes
+    box, work = slabs_far_apart()
     arguments = box[np.newaxis], (0, 1), (8, 2), None, work
     result, asked = straight("_read_plain", *arguments, room=room)
     assert result == (n_tried, n_tried)

@@ -29,9 +29,6 @@ from gpushard.fused.columns import (
     RAW,
     SOURCE,
     TARGET,
-    WORK_INNER,
-    WORK_LENGTH,
-    WORK_OUTER,
     WORK_WINDOW,
     ZSTD,
 )
@@ -91,34 +88,25 @@ def _read_ahead(d: Decoder, boxes: Any, at: tuple[int, int], held: Any) -> bool:
 
 
 @calls.inner
-def _read_runs(d: Decoder, box: Any, run: int, n_axes: int, work: Any) -> bool:
-    """Read plain elements that lie far apart, each run directly to its place."""
-    target, source = box[TARGET], box[SOURCE] + box[OFFSET]
-    inner, outer = work[WORK_INNER, 0], work[WORK_OUTER, 0]
-    is_done = False
-    while not is_done:
-        for k in range(work[WORK_LENGTH, 0]):
-            place, at = target + k * outer, source + k * inner
-            if _read_at(d, box[FILE], place, run, at) != run:
-                return False
-        target, source, is_done = next_line(target, source, (1, n_axes), work)
-    return True
-
-
-@calls.inner
-def _read_slabs(
+def _read_apart(
     d: Decoder, box: Any, left: tuple[int, int], far: tuple[int, int], work: Any
 ) -> bool:
-    """Read plain elements that lie far apart along `far`, one step at a time."""
+    """Read plain elements that lie far apart along `far`, one step at a time.
+
+    If each step is a single run, it is read directly to its place.
+    """
     target, source = box[TARGET], box[SOURCE] + box[OFFSET]
     run, n_axes = left
     axis, nbytes = far
-    work[WORK_WINDOW, 0] = NO_FILE  # the window no longer has what `work` says
+    if axis:
+        work[WORK_WINDOW, 0] = NO_FILE  # the window no longer has what `work` says
     is_done = False
     while not is_done:
-        if _read_at(d, box[FILE], d.window, nbytes, source) != nbytes:
+        place = d.window if axis else target
+        if _read_at(d, box[FILE], place, nbytes, source) != nbytes:
             return False
-        copy_box(d, target, d.window, run, axis, work)
+        if axis:
+            copy_box(d, target, d.window, run, axis, work)
         target, source, is_done = next_line(target, source, (axis, n_axes), work)
     return True
 
@@ -189,10 +177,7 @@ def _read_plain(
     far = far_axis(run, n_axes, work)
     if not 0 < far[1] <= d.window_nbytes:
         return 0, 0
-    if far[0]:
-        is_read = _read_slabs(d, boxes[at[0]], left, far, work)
-    else:
-        is_read = _read_runs(d, boxes[at[0]], run, n_axes, work)
+    is_read = _read_apart(d, boxes[at[0]], left, far, work)
     return (1 if is_read else 0), 1
 
 
