@@ -24,7 +24,7 @@ from gpushard.fused.columns import (
 )
 from gpushard.fused.compiled import calls
 from gpushard.fused.compiled.chunk_files import place_chunk_files
-from gpushard.fused.compiled.loops import place_boxes, place_shares
+from gpushard.fused.compiled.loops import place_boxes
 from gpushard.fused.compiled.planning import plan_axes, plan_boxes, plan_points
 from gpushard.fused.compiled.polling import poll
 from gpushard.fused.compiled.relaying import relay_pieces, relay_together
@@ -100,21 +100,35 @@ def _place(at: int, strides: Any, boxes: Any) -> None:
     n = boxes.shape[0]
     work = calls.ints(calls.word(at, WORK), (WORK_ROWS, WORK_AXES))
     is_placed = calls.bools(calls.word(at, IS_PLACED), (n,))
-    n_shares = calls.word(at, N_SHARES)
-    if n_shares == 0:
-        work[WORK_WINDOW, 0] = NO_FILE
-        place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
+    work[WORK_WINDOW, 0] = NO_FILE
+    if calls.word(at, N_SHARES):
+        _place_shares(at, decoder, boxes, strides, work, is_placed)
     else:
-        cuts = calls.ints(calls.word(at, SHARE_CUTS), (n_shares + 1,))
-        shares = (cuts, calls.word(at, NEXT_SHARE), calls.word(at, MOST_BOXES))
-        if calls.word(at, TASK) == PLACE_CHUNK_FILES:
-            opener = _opener(at + 8 * (WORDS + _N_DECODER))
-            how = (decoder, opener)
-            place_chunk_files(how, boxes, shares, strides, work, is_placed)
-        else:
-            place_shares(decoder, boxes, shares, strides, work, is_placed)
+        place_boxes(decoder, boxes, (0, n), strides, work, is_placed)
     # `copies` may have written past the caches.
     calls.fence()
+
+
+@calls.inner
+def _place_shares(
+    at: int, decoder: Decoder, boxes: Any, strides: Any, work: Any, is_placed: Any
+) -> None:
+    """Claim shares, which other threads claim too, for the time of one call."""
+    n_shares, counter = calls.word(at, N_SHARES), calls.word(at, NEXT_SHARE)
+    cuts = calls.ints(calls.word(at, SHARE_CUTS), (n_shares + 1,))
+    are_files = calls.word(at, TASK) == PLACE_CHUNK_FILES
+    n = 0
+    while n < calls.word(at, MOST_BOXES):
+        claimed = calls.claim(counter)
+        if claimed >= n_shares:
+            return
+        share = cuts[claimed], cuts[claimed + 1]
+        if are_files:
+            how = decoder, _opener(at + 8 * (WORDS + _N_DECODER))
+            place_chunk_files(how, boxes, share, strides, work, is_placed)
+        else:
+            place_boxes(decoder, boxes, share, strides, work, is_placed)
+        n += share[1] - share[0]
 
 
 @calls.inner

@@ -82,7 +82,7 @@ class CompiledLoops:
         is_placed: NDArray[np.bool_],
         shares: Shares | None = None,
     ) -> None:
-        """Decode and copy all boxes, or those claimed (see `loops.place_shares`)."""
+        """Decode and copy all boxes, or those claimed (see `Shares`)."""
         words = _placing(boxes, strides, work, is_placed, shares)
         self._run(pack_placing(PLACE_BOXES, *words, *decoder))
 

@@ -178,32 +178,24 @@ def _place_chunk_file(
 def place_chunk_files(
     how: tuple[Decoder, Opener],
     boxes: Any,
-    shares: Any,
+    share: tuple[int, int],
     strides: Any,
     work: Any,
     is_placed: Any,
 ) -> None:
-    """Claim shares of the boxes, as `place_shares` does, and place each file's boxes.
+    """Place the boxes of each file; the arguments are as for `loops.place_boxes`.
 
     Boxes of one file lie side by side and have the same `ENTRY`. Boxes of a file that
     is missing, not regular, too large or written to meanwhile are not placed, nor are
     those of a kept inner chunk whose file has another version.
     """
-    cuts, counter, most = shares
-    work[WORK_WINDOW, 0] = NO_FILE
-    n = 0
-    while n < most:
-        share = calls.claim(counter)
-        if share >= cuts.shape[0] - 1:
-            return
-        i, end = cuts[share], cuts[share + 1]
-        n += end - i
-        while i < end:
-            stop = i + 1
-            while stop < end and boxes[stop, ENTRY] == boxes[i, ENTRY]:
-                stop += 1
-            if boxes[i, FILE] != FILLED:
-                _place_chunk_file(how, boxes, (i, stop), strides, work, is_placed)
-            elif _has_version(how[1], boxes[i], i):
-                place_boxes(how[0], boxes, (i, stop), strides, work, is_placed)
-            i = stop
+    i, end = share
+    while i < end:
+        stop = i + 1
+        while stop < end and boxes[stop, ENTRY] == boxes[i, ENTRY]:
+            stop += 1
+        if boxes[i, FILE] != FILLED:
+            _place_chunk_file(how, boxes, (i, stop), strides, work, is_placed)
+        elif _has_version(how[1], boxes[i], i):
+            place_boxes(how[0], boxes, (i, stop), strides, work, is_placed)
+        i = stop

@@ -205,28 +205,6 @@ def _decode_box(
 
 
 @calls.inner
-def place_shares(
-    d: Decoder, boxes: Any, shares: Any, strides: Any, work: Any, is_placed: Any
-) -> None:
-    """Claim shares of the boxes, one after the other, and place them.
-
-    `shares` has three parts: the cuts between shares, int64, shape (n_shares + 1,); the
-    address of the number of the next share, which other threads may claim at the same
-    time; and about how many boxes to place before returning.
-    """
-    cuts, counter, most = shares
-    work[WORK_WINDOW, 0] = NO_FILE
-    n = 0
-    while n < most:
-        share = calls.claim(counter)
-        if share >= cuts.shape[0] - 1:
-            return
-        first, stop = cuts[share], cuts[share + 1]
-        place_boxes(d, boxes, (first, stop), strides, work, is_placed)
-        n += stop - first
-
-
-@calls.inner
 def place_boxes(
     d: Decoder,
     boxes: Any,
