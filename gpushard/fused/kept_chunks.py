@@ -26,6 +26,7 @@ from gpushard.fused.columns import (
     STEP,
 )
 from gpushard.fused.meshes import Mesh, ScatteredPoints
+from gpushard.fused.placer import PlanPlacer
 from gpushard.memory.chunk_cache import ChunkCache
 from gpushard.memory.chunk_slots import Hold
 from gpushard.memory.known import KnownIndex
@@ -160,7 +161,21 @@ def keeps_any(cache: ChunkCache, weight: int, *, may_drop: bool) -> bool:
     return may_drop or not cache.is_sparing or weight >= SPENT_ENOUGH
 
 
-def are_kept_at_once(
+def planned_weight(
+    source: Source, placer: PlanPlacer, boxes: Ints, n_chunks: int
+) -> int:
+    """What a read spends on each of its `n_chunks` inner chunks, of which some `boxes`.
+
+    The boxes are int64, shape (n_boxes, FIRST_LENGTH + n_axes).
+    """
+    if source.chunks is None or not takes_part(source, placer.n_elements, n_chunks):
+        return SPENT_WHOLE  # so that full reads need not look at their boxes
+    use = ChunkUse(placer.n_elements, placer.reach_of(boxes))
+    is_at_once = _are_kept_at_once(source, use, n_chunks, placer.chain.chunk_us)
+    return SPENT_ENOUGH if is_at_once else SPENT_WHOLE
+
+
+def _are_kept_at_once(
     source: Source, use: ChunkUse, n_chunks: int, chunk_us: float
 ) -> bool:
     """Whether a read keeps all inner chunks that it decodes, although it is the first.
@@ -219,7 +234,7 @@ def short_weight(
     reach_nbytes = 0 if source.range_strides is None else _reach_of(on_grid)
     n_chunks, use = on_grid.n_most, ChunkUse(n_elements, reach_nbytes)
     weight = use.weight_in(source)
-    if are_kept_at_once(source, use, n_chunks, chunk_us):
+    if _are_kept_at_once(source, use, n_chunks, chunk_us):
         return SPENT_ENOUGH
     if not _is_long(n_chunks, chunk_us):
         is_repeated = _is_repeated(source, n_chunks, key, chunk_us, weight)

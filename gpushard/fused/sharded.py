@@ -22,23 +22,13 @@ from gpushard.fetching.job import Job
 from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import GridLanding
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
-from gpushard.fused.files import (
-    FileBoxes,
-    widest_nbytes,
-    window_nbytes,
-)
+from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LOW
+from gpushard.fused.files import FileBoxes, widest_nbytes, window_nbytes
 from gpushard.fused.filling import fill_for, little_fill
-from gpushard.fused.kept_chunks import (
-    ChunkHolds,
-    ChunkUse,
-    are_kept_at_once,
-    hold_chunks,
-)
+from gpushard.fused.kept_chunks import ChunkHolds, hold_chunks, planned_weight
 from gpushard.fused.placer import PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.memory.known import KnownIndex
-from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE
 from gpushard.planning import blocks
 from gpushard.planning.blocks import Block
 from gpushard.selecting.selection import Ints
@@ -83,7 +73,6 @@ class ShardedRead:
         self._part = landing.part
         source = job.source
         self._cells = cells
-        self._use = ChunkUse(prod(landing.extents), _reach_of(cells, placer, landing))
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, placer.chain.chunk_nbytes)
         self._plan = placer.planner(landing.address, address_of(self._fill), source)
@@ -124,11 +113,10 @@ class ShardedRead:
         cell = _columns_at(_first_cells(self._cells), at)
         count = _columns_at([np.diff(c.bounds) for c in self._cells], at)
         count *= is_open[:, None]
-        n_wanted, chunk_us = self._job.plan.n_chunks, self._placer.chain.chunk_us
-        is_at_once = are_kept_at_once(source, self._use, n_wanted, chunk_us)
-        weight = SPENT_ENOUGH if is_at_once else SPENT_WHOLE
+        n_wanted = self._job.plan.n_chunks
         for ranges in _slabs(cell, count):
             boxes, bounds = self._boxes(first, rows, ranges)
+            weight = planned_weight(source, self._placer, boxes, n_wanted)
             holds = hold_chunks(source, boxes, known, bounds[1:], n_wanted, weight)
             self._count(boxes, holds)
             finish = partial(self._finish, first, bounds, holds)
@@ -278,17 +266,6 @@ def sharded_read(
         return None
     cells = axis_cells(landing, chain.strides, source.layout)
     return ShardedRead(placer, landing, cells, job, chain.plannable_store)
-
-
-def _reach_of(
-    cells: Sequence[AxisCells], placer: PlanPlacer, landing: GridLanding
-) -> int:
-    """Distance in bytes from the first to the last element taken of an inner chunk."""
-    strides = zip(placer.chain.strides, landing.steps, strict=False)
-    return sum(
-        (int(axis.columns[LENGTH].max(initial=1)) - 1) * stride * step
-        for axis, (stride, step) in zip(cells, strides, strict=True)
-    )
 
 
 def _has_long_axes(landing: GridLanding, source: Source) -> bool:

@@ -16,7 +16,7 @@ from gpushard.fetching.job import Job, rows_of
 from gpushard.fetching.pieces import most_merged
 from gpushard.fused.columns import ENTRY, FILE, KEEP, NBYTES, NO_FILE, SOURCE
 from gpushard.fused.files import FileBoxes, window_nbytes
-from gpushard.fused.kept_chunks import ChunkUse, are_kept_at_once
+from gpushard.fused.kept_chunks import planned_weight
 from gpushard.fused.kept_files import KeptFiles, NewFiles, new_files
 from gpushard.fused.opening import (
     MOST_AT_ONCE,
@@ -30,7 +30,6 @@ from gpushard.fused.opening import (
 from gpushard.fused.placer import Bools, PlanPlacer
 from gpushard.fused.shares import Shares
 from gpushard.fused.words import Opener
-from gpushard.memory.misses import SPENT_ENOUGH, SPENT_WHOLE
 from gpushard.placing.place import HostSink
 from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.selecting.selection import Ints
@@ -129,7 +128,8 @@ class UnshardedRead:
         boxes, row = self._cut(block)
         opening = self._files.opening(self._root, len(boxes))
         source, n_wanted = self._job.source, self._job.plan.n_chunks
-        new = new_files(source, boxes, n_wanted, self._weight_of(boxes))
+        weight = planned_weight(source, self._placer, boxes, n_wanted)
+        new = new_files(source, boxes, n_wanted, weight)
         opener = opening.opener if new is None else new.told(opening.opener)
         finish = partial(self._finish, block, row, opening, new)
         yield from self._reading(boxes, opener, n_workers, finish).tasks()
@@ -160,16 +160,6 @@ class UnshardedRead:
             finish,
             opener,
         )
-
-    def _weight_of(self, boxes: Ints) -> int:
-        """What the read spends on each inner chunk, from `misses`."""
-        source, placer = self._job.source, self._placer
-        if source.chunks is None:
-            return SPENT_WHOLE
-        use = ChunkUse(placer.n_elements, placer.reach_of(boxes))
-        n_chunks, chunk_us = self._job.plan.n_chunks, placer.chain.chunk_us
-        is_at_once = are_kept_at_once(source, use, n_chunks, chunk_us)
-        return SPENT_ENOUGH if is_at_once else SPENT_WHOLE
 
     def _finish_kept(
         self, block: ShardBlock, row: Ints, kept: KeptFiles, file_boxes: FileBoxes
