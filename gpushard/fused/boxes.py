@@ -12,6 +12,7 @@ from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import (
     CELL_ROWS,
     FIRST_LENGTH,
+    GAP_NBYTES,
     INNER,
     KEEP,
     LENGTH,
@@ -40,6 +41,16 @@ from gpushard.selecting.numbering import distinct
 from gpushard.selecting.projection import Members
 from gpushard.selecting.selection import Ints
 
+# Number of boxes of an inner chunk above which their columns cost too much.
+_MOST_PER_CHUNK = 16
+# From this stride in the output on, any number of boxes is worth its columns.
+_FAR_NBYTES = 512
+# Bytes between plain elements from which on each is read by itself, on average, if that
+# makes no more than so many boxes.
+_APART_NBYTES, _MOST_BOXES = 2 * GAP_NBYTES, 1 << 16
+# Average length of a run from which on a box for each run is better than a list.
+_LONG_RUN = 2
+
 
 class Lists(NamedTuple):
     """Lists of the elements that an index takes of each cell, in the loops' format.
@@ -65,12 +76,34 @@ class Lists(NamedTuple):
     held: tuple[Ints, Ints]
 
     @classmethod
-    def of(cls, members: Members, axis: int) -> Lists:
-        """Lists of an axis."""
+    def of(
+        cls, members: Members, axis: int, out_stride: int, read_stride: int = 0
+    ) -> Lists | None:
+        """Lists of an axis; None if boxes of runs of its elements are better.
+
+        Parameters
+        ----------
+        out_stride
+            Bytes between neighbouring elements of the output along the axis.
+        read_stride
+            The same of plain elements in a file; 0 if inner chunks are decoded.
+        """
         inner, outer = map(np.ascontiguousarray, members[1:])
-        begin, n_cells = members.bounds[:-1], len(members.bounds) - 1
+        begin, n_cells, n = members.bounds[:-1], len(members.bounds) - 1, len(inner)
+        is_first = np.append(True, ~_follows(inner, outer))
+        is_first[begin] = True
+        n_runs = np.add.reduceat(is_first, begin, dtype=np.int64)
+        most_runs = n_runs.max(initial=0)
+        are_few = abs(out_stride) >= _FAR_NBYTES or most_runs <= _MOST_PER_CHUNK
+        if most_runs <= 1 or (n >= _LONG_RUN * n_runs.sum() and are_few):
+            return None
         first = np.minimum.reduceat(inner, begin)
         last = np.maximum.reduceat(inner, begin)
+        # What lies between the elements of a list is read, too.
+        n_boxes, n_between = int(n_runs.sum()), int((last - first + 1).sum()) - n
+        are_far = n_between * read_stride > _APART_NBYTES * n_boxes
+        if are_far and n_boxes <= _MOST_BOXES:
+            return None
         words = np.empty((n_cells, LIST_WORDS), np.int64)
         words[:, N_LISTED], words[:, LIST_AXIS] = np.diff(members.bounds), axis
         words[:, LIST_FIRST] = first
@@ -92,7 +125,8 @@ class GridLanding(NamedTuple):
     extents, strides
         Shape of that output, and its strides in bytes.
     lists
-        Elements of the axis that is taken by an index; None if there is no such axis.
+        Elements of the axis that is taken by an index; None if there is no such axis,
+        or if its elements are taken in runs.
     """
 
     part: GridPart
@@ -107,12 +141,18 @@ class GridLanding(NamedTuple):
         return tuple(projection.step for projection in self.part.projections)
 
     @classmethod
-    def of(cls, part: GridPart, out: NDArray[Any]) -> GridLanding:
-        """Landing of a selection in a host array of its shape."""
+    def of(
+        cls, part: GridPart, out: NDArray[Any], raw_strides: Sequence[int] | None
+    ) -> GridLanding:
+        """Landing of a selection in a host array of its shape.
+
+        `raw_strides` are those of the array's `StoredArray`.
+        """
         out, lists = GridTarget(part, out).out, None
         for axis, projection in enumerate(part.projections):
             if projection.members is not None:
-                lists = Lists.of(projection.members, axis)
+                stride = 0 if raw_strides is None else raw_strides[axis]
+                lists = Lists.of(projection.members, axis, out.strides[axis], stride)
         return cls(part, address_of(out), out.shape, out.strides, lists)
 
 
@@ -138,13 +178,15 @@ def _can_cut(part: Part) -> bool:
     return sum(p.members is not None for p in part.projections) <= 1
 
 
-def landing_of(part: Part, out: NDArray[Any]) -> Landing:
-    """Landing of a part in its output."""
+def landing_of(
+    part: Part, out: NDArray[Any], raw_strides: Sequence[int] | None
+) -> Landing:
+    """Landing of a part in its output; `raw_strides` are the `StoredArray`'s."""
     if isinstance(part, PatchPart):
         return PatchLanding.of(part, out)
     if isinstance(part, PointPart):
         return PointLanding.of(part, out)
-    return GridLanding.of(part, out)
+    return GridLanding.of(part, out, raw_strides)
 
 
 def stride_columns(landings: Landings, chunk_strides: tuple[int, ...]) -> Ints:
@@ -207,21 +249,27 @@ def _cut_part(
         cells_at(landing, axis, stride, at)
         for axis, (stride, at) in enumerate(zip(chunk_strides, position, strict=False))
     ]
-    n = position.shape[1]
-    boxes = np.empty((n, FIRST_LENGTH + len(along)), np.int64)
-    offset, listed = np.zeros((2, n), np.int64)
-    target = np.full(n, landing.address, np.int64)
-    for axis, columns in enumerate(along):
+    row, is_cut = np.arange(position.shape[1]), False
+    for _, nth in along:
+        if nth is not None:
+            row, is_cut = nth, True
+    boxes = np.empty((len(row), FIRST_LENGTH + len(along)), np.int64)
+    offset, listed = np.zeros((2, len(row)), np.int64)
+    target = np.full(len(row), landing.address, np.int64)
+    for axis, (cells, nth) in enumerate(along):
+        columns = cells[:, row] if is_cut and nth is None else cells
         offset += columns[INNER]
         target += columns[OUTER]
         listed |= columns[LIST]
         boxes[:, FIRST_LENGTH + axis] = columns[LENGTH]
     boxes[:, OFFSET], boxes[:, TARGET], boxes[:, LISTED] = offset, target, listed
     boxes[:, PART], boxes[:, KEEP] = p, 0
-    return boxes, np.arange(n)
+    return boxes, row
 
 
-def cells_at(landing: GridLanding, axis: int, chunk_stride: int, at: Ints) -> Ints:
+def cells_at(
+    landing: GridLanding, axis: int, chunk_stride: int, at: Ints
+) -> tuple[Ints, Ints | None]:
     """What some of the touched cells along one axis contribute to boxes.
 
     Parameters
@@ -231,22 +279,69 @@ def cells_at(landing: GridLanding, axis: int, chunk_stride: int, at: Ints) -> In
 
     Returns
     -------
-    int64, shape (CELL_ROWS, n). The rows from `columns.INNER` on: the first wanted
-    element's place in the inner chunk and in the output, in bytes; the number of wanted
-    elements, with those between them if there is a list (`Lists`); its address, or 0.
-    The row `columns.ORDINAL` is not set.
+    columns : numpy.ndarray
+        int64, shape (CELL_ROWS, n_cells). The rows from `columns.INNER` on: the first
+        wanted element's place in the inner chunk and in the output, in bytes; the
+        number of wanted elements; the address of a list of these (`Lists`), or 0. The
+        row `columns.ORDINAL` is not set.
+    nth : numpy.ndarray
+        int64, shape (n_cells,), ascending. If an index takes elements and there is no
+        list, each run of them is a separate cell, which belongs to this entry of `at`.
+        Otherwise None, and there is one cell for each entry.
     """
-    projection, lists = landing.part.projections[axis], landing.lists
+    projection = landing.part.projections[axis]
+    members, nth = projection.members, None
     listed: Ints | int = 0
-    if lists is None or projection.members is None:
+    if members is None:
         first, length, out_first = projection.takings(at)
         if projection.out_step < 0:
             out_first = landing.extents[axis] - 1 - out_first
-    else:
+    elif landing.lists is not None:
+        lists = landing.lists
         first, length, listed = lists.first[at], lists.reach[at], lists.address[at]
         out_first = np.zeros_like(at)
+    else:
+        nth, first, out_first, length = _runs_at(members, at)
     columns = np.empty((CELL_ROWS, len(first)), np.int64)
     np.multiply(first, chunk_stride, out=columns[INNER])
     np.multiply(out_first, landing.strides[axis], out=columns[OUTER])
     columns[LENGTH], columns[LIST] = length, listed
-    return columns
+    return columns, nth
+
+
+def _runs_at(members: Members, at: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Runs of the elements that an index takes of cells `at`: int64, shape (n_runs,).
+
+    The entry of `at` of each run, its first element in the cell and in the output, and
+    its length.
+    """
+    first = members.bounds[at]
+    count = members.bounds[at + 1] - first
+    nth = np.repeat(np.arange(len(at)), count)
+    element = np.arange(len(nth)) - (np.cumsum(count) - count)[nth] + first[nth]
+    inner, outer = members.in_index[element], members.out_index[element]
+    starts, length = runs(nth, inner, outer)
+    return nth[starts], inner[starts], outer[starts], length
+
+
+def runs(cell: Ints, inner: Ints, outer: Ints) -> tuple[Ints, Ints]:
+    """Runs of elements that are adjacent both in an inner chunk and in the output.
+
+    Parameters
+    ----------
+    cell, inner, outer
+        int64, shape (n,): inner chunk of each element, its place in that inner chunk,
+        and its place in the output.
+
+    Returns
+    -------
+    Start and length of each run: int64, shape (n_runs,).
+    """
+    is_next = _follows(inner, outer) & (cell[1:] == cell[:-1])
+    starts = np.flatnonzero(np.append(True, ~is_next)[: len(inner)])
+    return starts, np.diff(np.append(starts, len(inner)))
+
+
+def _follows(inner: Ints, outer: Ints) -> NDArray[np.bool_]:
+    """Whether each element follows the one before in both: bool, shape (n - 1,)."""
+    return (inner[1:] - inner[:-1] == 1) & (outer[1:] - outer[:-1] == 1)

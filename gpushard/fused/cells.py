@@ -38,9 +38,12 @@ def axis_cells(
     found: list[AxisCells] = []
     for axis, sharded in enumerate(landing.part.sharded):
         position = np.arange(landing.part.projections[axis].n_cells)
-        columns = cells_at(landing, axis, chunk_strides[axis], position)
-        columns[ORDINAL] = sharded.in_index(position)[0][0] * index_stride(layout, axis)
+        columns, nth = cells_at(landing, axis, chunk_strides[axis], position)
+        ordinal = sharded.in_index(position)[0][0] * index_stride(layout, axis)
         bounds = np.append(0, sharded.bounds_at(np.arange(sharded.n_shards))[1])
+        if nth is not None:
+            ordinal, bounds = ordinal[nth], np.searchsorted(nth, bounds)
+        columns[ORDINAL] = ordinal
         found.append(AxisCells(columns, bounds))
     return found
 

@@ -99,7 +99,8 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     if loops is None:
         return host
     landings = [
-        landing_of(part, out) for part, out in zip(plan.parts, outs, strict=True)
+        landing_of(part, out, source.raw_strides)
+        for part, out in zip(plan.parts, outs, strict=True)
     ]
     return FusedSink(host, PlanPlacer(landings, chain, loops, source.room), landings)
 

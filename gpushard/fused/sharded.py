@@ -23,7 +23,12 @@ from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import GridLanding
 from gpushard.fused.cells import AxisCells, axis_cells
 from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LOW
-from gpushard.fused.files import FileBoxes, widest_nbytes, window_nbytes
+from gpushard.fused.files import (
+    FileBoxes,
+    spanned_nbytes,
+    widest_nbytes,
+    window_nbytes,
+)
 from gpushard.fused.filling import fill_for, little_fill
 from gpushard.fused.kept_chunks import ChunkHolds, hold_chunks, planned_weight
 from gpushard.fused.placer import PlanPlacer
@@ -76,6 +81,8 @@ class ShardedRead:
         self._columns = np.concatenate([c.columns for c in self._cells], axis=1)
         self._fill = little_fill(source, placer.chain.chunk_nbytes)
         self._plan = placer.planner(landing.address, address_of(self._fill), source)
+        # If no axis is taken by an index array, each inner chunk has a single box.
+        self._is_sliced = all(p.members is None for p in self._part.projections)
         self._left: set[int] = set()
         self.seen: set[str] = set()
 
@@ -160,14 +167,15 @@ class ShardedRead:
     ) -> FileBoxes:
         """Boxes with their shares; those that need a larger window are left over."""
         source, chunk_nbytes = self._job.source, self._placer.chain.chunk_nbytes
-        widest = min(widest_nbytes(boxes), source.room.most_window_nbytes)
-        firsts = np.arange(len(boxes) + 1)  # each inner chunk has a single box
+        spanned = widest_nbytes(boxes) if self._is_sliced else spanned_nbytes(boxes)
+        spanned = min(spanned, source.room.most_window_nbytes)
+        firsts = np.arange(len(boxes) + 1) if self._is_sliced else None
         return FileBoxes(
             self._placer,
             handles,
             boxes,
             Shares.of(boxes, chunk_nbytes, n_workers, firsts),
-            window_nbytes(source.options, widest),
+            window_nbytes(source.options, spanned),
             finish,
         )
 

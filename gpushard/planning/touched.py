@@ -50,6 +50,14 @@ class TouchedChunk(NamedTuple):
         """First and last wanted element along each axis, within the inner chunk."""
         return tuple([_extremes(index) for index in self.inside])
 
+    def extent(self, strides: tuple[int, ...]) -> tuple[int, int]:
+        """Range of bytes of plain elements that contains the wanted ones."""
+        low, high = 0, strides[-1]
+        for (first, last), stride in zip(self.extremes, strides, strict=False):
+            low += first * stride
+            high += last * stride
+        return low, high
+
 
 class TouchedGrid:
     """An array's grid of inner chunks, which finds those that a selection touches.

@@ -22,6 +22,9 @@ from gpushard.source import Source
 # Above this many decoded bytes, threads save more than the general path costs to set
 # up.
 _MOST_NBYTES = MIB
+# Plain elements are far apart if they take, with all between them, more than that and
+# so many times their own size.
+_APART_TIMES = 8
 _FINDING = "grid of small reads"
 
 
@@ -47,7 +50,21 @@ def few_chunks(
         return None
     if out.nbytes > _MOST_NBYTES and _needs_copy(selection):
         return None
+    if any(_is_far_apart(source, chunk, out.nbytes) for chunk in chunks):
+        return None
     return None if is_far and _is_any_whole(source, chunks) else chunks
+
+
+def _is_far_apart(source: Source, chunk: TouchedChunk, nbytes: int) -> bool:
+    """Whether plain elements, of `nbytes`, are better not read with all between them.
+
+    Other readers read each run of them.
+    """
+    strides = source.raw_strides
+    if strides is None or source.chunk_nbytes <= _MOST_NBYTES:
+        return False
+    low, high = chunk.extent(strides)
+    return high - low > max(_MOST_NBYTES, _APART_TIMES * nbytes)
 
 
 def _needs_copy(selection: Selection) -> bool:

@@ -112,7 +112,7 @@ def _is_in_part(source: Source, chunk: TouchedChunk) -> bool:
     strides = source.range_strides
     if strides is None or not source.pipeline.holds_ranges:
         return False
-    low, high = _extent(chunk, strides)
+    low, high = chunk.extent(strides)
     return PART_SHARE * (high - low) <= source.chunk_nbytes
 
 
@@ -342,22 +342,13 @@ def _narrowed(source: Source, chunk: TouchedChunk, whole: Range) -> _ToRead:
         _refuse_stored(source, chunk, nbytes)
     if strides is None or nbytes != source.chunk_nbytes:
         return _ToRead(chunk, start, stop, whole)
-    low, high = _extent(chunk, strides)
+    low, high = chunk.extent(strides)
     try:
         source.room.refuse_span(high - low)
     except LimitError as error:
         name_place(error, source, chunk)
         raise
     return _ToRead(chunk, start + low, start + high, whole)
-
-
-def _extent(chunk: TouchedChunk, strides: tuple[int, ...]) -> tuple[int, int]:
-    """Range of bytes of plain elements that contains the wanted ones."""
-    low, high = 0, strides[-1]
-    for (first, last), stride in zip(chunk.extremes, strides, strict=False):
-        low += first * stride
-        high += last * stride
-    return low, high
 
 
 def _refuse_stored(source: Source, chunk: TouchedChunk, nbytes: int) -> None:
@@ -382,7 +373,7 @@ def _place(
     if len(span) != nbytes:
         span = completed(source.room, span, start - first, nbytes)
     strides = source.range_strides if key is None else None
-    wanted_bytes = None if strides is None else _extent(chunk, strides)
+    wanted_bytes = None if strides is None else chunk.extent(strides)
     try:
         decoded = source.decode(span, source.chunk_shape or (), wanted_bytes)
     except CorruptShardError as error:

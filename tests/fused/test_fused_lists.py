@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fused_cases import (
     CRC,
     FUSED,
     LITTLE,
+    VALUES,
     ZSTD,
     assert_all_fused,
     blosc,
@@ -27,6 +29,7 @@ from fused_cases import (
     take_way,
     watch_sinks,
 )
+from gpushard.fused import boxes
 from gpushard.fused.boxes import Lists
 from gpushard.fused.columns import LIST_AXIS, LIST_FIRST, N_LISTED
 from gpushard.selecting.projection import Members
@@ -34,6 +37,8 @@ from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
 
 need_fast_packages()
+
+IO = Path("/proc/self/io")
 
 BIG = codec("bytes", endian="big")
 CASES = {
@@ -105,7 +110,10 @@ def test_lists_name_every_element_once(inner, data):
     in_index = np.resize(np.array([*inner, 3]), n)
     out_index = np.arange(n)[::-1].copy()
     bounds = np.append(0, np.cumsum(count))
-    lists = Lists.of(Members(bounds, in_index, out_index), 2)
+    lists = Lists.of(Members(bounds, in_index, out_index), 2, 8)
+    if lists is None:
+        assert (count == 1).all()
+        return
     begin = (lists.address - lists.words.ctypes.data) // lists.words.strides[0]
     assert np.array_equal(begin, np.arange(len(count)))
     for cell, words in enumerate(lists.words.tolist()):
@@ -118,22 +126,77 @@ def test_lists_name_every_element_once(inner, data):
             assert list(listed) == want[mine].tolist()
 
 
-@pytest.mark.parametrize("is_cast", [False, True])
-@pytest.mark.parametrize("step", [1, 2, -1])
-def test_neighbours_are_copied_together_only_where_they_are_neighbours_twice(
-    step, is_cast, arrays
-):
-    """Some are neighbours in the inner chunk alone, others in the output alone."""
-    full, opened = arrays
-    columns = np.r_[3:40, 60:20:-1, 5:80:5, 7, 7, 8, 8, 9]
-    rows = np.r_[90:99, 3, 5, 7:20, 19:7:-1]
-    dtype = np.dtype("f8") if is_cast else full.dtype
-    for a in opened:
-        for key in (np.s_[:], columns), (rows, np.s_[:]), (rows, np.s_[4:70]):
-            want = full[key].astype(dtype)
-            out = np.empty((want.shape[0], 2 * want.shape[1]), dtype)[:, ::step]
-            a.read(key, out=out[:, : want.shape[1]])
-            assert_same_bits(out[:, : want.shape[1]].copy(), want)
+def test_long_runs_make_no_lists_unless_they_are_many_and_close_in_the_output():
+    members = Members(np.array([0, 6]), np.arange(6) * 5 % 6, np.arange(6))
+    assert Lists.of(members, 0, 8) is not None
+    assert Lists.of(members._replace(in_index=np.arange(6) // 3 + 2), 0, 8) is not None
+    assert Lists.of(members._replace(in_index=np.tile([0, 1], 3)), 0, 8) is None
+    assert Lists.of(members._replace(in_index=np.arange(6)), 0, 8) is None
+    for n_runs, stride, are_listed in (
+        (16, 8, False),
+        (17, 8, True),
+        (17, -511, True),
+        (17, 512, False),
+    ):
+        inner = np.arange(3 * n_runs) // 3 + np.arange(3 * n_runs)
+        pairs = Members(np.array([0, len(inner)]), inner, np.arange(len(inner)))
+        assert (Lists.of(pairs, 0, stride) is not None) == are_listed
+
+
+def test_plain_elements_far_apart_make_no_list_unless_there_are_very_many(monkeypatch):
+    members = Members(np.array([0, 2]), np.array([0, 8194]), np.array([0, 3]))
+    assert Lists.of(members, 0, 8, 1) is not None  # one in 4,096, as for two
+    far = members._replace(in_index=np.array([0, 16386]))
+    assert Lists.of(far, 0, 8, 1) is None
+    assert Lists.of(far, 0, 8, 0) is not None  # they are decoded
+    monkeypatch.setattr(boxes, "_MOST_BOXES", 1)
+    assert Lists.of(far, 0, 8, 1) is not None
+
+
+EXTENT = 8 << 20
+PLAIN_KEYS = {
+    "three": np.array([0, 5, EXTENT - 1]),
+    "a step": slice(0, EXTENT, EXTENT - 1),
+    "anywhere": np.sort(np.random.default_rng(1).integers(0, EXTENT, 200)),
+    "in no order": np.random.default_rng(2).integers(0, EXTENT, 200),
+    "long runs": np.r_[0:900, EXTENT - 900 : EXTENT],
+}
+
+
+@pytest.mark.skipif(not IO.exists(), reason="Linux tells what a process has read")
+@pytest.mark.parametrize("key", PLAIN_KEYS.values(), ids=PLAIN_KEYS)
+def test_plain_elements_far_apart_are_read_without_all_between_them(tmp_path, key):
+    how = {"chunks": EXTENT, "shards": 2 * EXTENT, "dtype": "u1", "compressors": None}
+    a = gpushard.create_array(tmp_path, shape=2 * EXTENT, device="cpu", **how)
+    a[...] = np.arange(2 * EXTENT) % 251
+    a = gpushard.open_array(tmp_path, device="cpu", options=FUSED)
+    a[:9]
+    before = n_read()
+    got = a.oindex[key]
+    assert n_read() - before < EXTENT // 4
+    assert np.array_equal(got, np.arange(EXTENT)[key] % 251)
+
+
+def n_read():
+    """Bytes that this process has read so far."""
+    return int(IO.read_text().split("rchar:")[1].split()[0])
+
+
+def test_a_gather_too_dense_for_boxes_is_listed(monkeypatch):
+    seen = watch_sinks(monkeypatch)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=FUSED)
+    rows = np.sort(np.arange(400) % 100)
+    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
+    assert_all_fused(seen)
+
+
+def test_a_few_inner_chunks_too_dense_for_boxes_have_all_elements_listed(monkeypatch):
+    """Sixty pairs of rows of some inner chunks; of all others, rows as stored."""
+    seen, options = watch_sinks(monkeypatch), FUSED.but(batch_nbytes=2048)
+    a = gpushard.open_array(held(stored([ZSTD]).objects), options=options)
+    rows = np.append(np.arange(120) % 2, np.arange(32, 100))
+    assert_same_bits(a.oindex[rows, 7:], VALUES[rows, 7:])
+    assert_all_fused(seen)
 
 
 LONG, N = 520, 103

@@ -1,4 +1,4 @@
-"""Elements that follow one another, chosen by an index, and planes far apart."""
+"""Elements chosen by an index that follow one another are taken as one box."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fused_cases import (
     stored,
     watch_sinks,
 )
+from gpushard.fused.boxes import runs
 from selection_strategies import basic_keys
 from spec_shards import document, sharding
 from zarr_oracle import assert_same_bits, held, write
@@ -34,6 +35,24 @@ def indexes(draw):
     )
     found = [np.arange(first, min(first + n, 100)) for first, n in pieces]
     return np.concatenate([np.empty(0, np.int64), *found])
+
+
+@given(indexes(), st.data())
+def test_runs_are_what_they_are_made_of(inner, data):
+    n = len(inner)
+    gaps = data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+    outer = np.arange(n) + np.cumsum(gaps, dtype=np.int64)
+    cell = inner // 32
+    starts, length = runs(cell, inner, outer)
+    for columns, step in ((inner, 1), (outer, 1), (cell, 0)):
+        parts = [
+            columns[s] + step * np.arange(k)
+            for s, k in zip(starts, length, strict=True)
+        ]
+        assert np.array_equal(np.concatenate([columns[:0], *parts]), columns)
+    for s in starts[1:]:
+        before = cell[s - 1], inner[s - 1] + 1, outer[s - 1] + 1
+        assert before != (cell[s], inner[s], outer[s])
 
 
 @pytest.fixture(scope="module")

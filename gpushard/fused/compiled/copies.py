@@ -242,20 +242,6 @@ def next_line(
 
 
 @calls.inner
-def _n_adjacent(inner_at: int, outer_at: int, k: int, n: int) -> int:
-    """Number of listed elements from the k-th on that follow one another in both."""
-    inner, outer = calls.word(inner_at, k) - k, calls.word(outer_at, k) - k
-    stop = k + 1
-    while (
-        stop < n
-        and calls.word(inner_at, stop) - stop == inner
-        and calls.word(outer_at, stop) - stop == outer
-    ):
-        stop += 1
-    return stop - k
-
-
-@calls.inner
 def copy_wanted(
     d: Decoder, box: Any, source: int, left: tuple[int, int], strides: Any, work: Any
 ) -> None:
@@ -266,7 +252,7 @@ def copy_wanted(
     """
     run, n_axes = left
     target, listed = box[TARGET], box[LISTED]
-    n, inner, outer, is_dense, is_streamed = 1, 0, 0, False, False
+    n, inner, outer, is_streamed = 1, 0, 0, False
     first, inner_at, outer_at = 0, 0, 0
     if listed:
         first = calls.word(listed, LIST_FIRST)
@@ -276,8 +262,6 @@ def copy_wanted(
         )
         n, axis = calls.word(listed, N_LISTED), calls.word(listed, LIST_AXIS)
         inner, outer = strides[0, box[PART], axis], strides[1, box[PART], axis]
-        # Then neighbours are copied together.
-        is_dense = inner == run and outer == run // d.itemsize * d.out_itemsize
         # Every write then starts and ends at a multiple of 16 bytes.
         is_streamed = (
             d.change == COPY
@@ -286,17 +270,13 @@ def copy_wanted(
             and (run | target | outer) & 15 == 0
         )
     # There is only one call of each function, so that it is inlined.
-    k = 0
-    while k < n:
-        at, to, n_at_once = source, target, 1
+    for k in range(n):
+        at, to = source, target
         if listed:
             at += (calls.word(inner_at, k) - first) * inner
             to += calls.word(outer_at, k) * outer
-            if is_dense:
-                n_at_once = _n_adjacent(inner_at, outer_at, k, n)
         if is_streamed:
-            for i in range(0, n_at_once * run, 16):
+            for i in range(0, run, 16):
                 calls.stream_128(to + i, at + i)
         else:
-            copy_box(d, to, at, n_at_once * run, n_axes, work)
-        k += n_at_once
+            copy_box(d, to, at, run, n_axes, work)
