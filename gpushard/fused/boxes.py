@@ -12,7 +12,6 @@ from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import (
     CELL_ROWS,
     FIRST_LENGTH,
-    GAP_NBYTES,
     INNER,
     KEEP,
     LENGTH,
@@ -30,7 +29,7 @@ from gpushard.fused.columns import (
     TARGET,
 )
 from gpushard.fused.patches import PatchLanding, cut_patches
-from gpushard.fused.points import PointLanding, cut_points, is_flat
+from gpushard.fused.points import PointLanding, are_apart, cut_points, is_flat
 from gpushard.placing.scatter import GridTarget
 from gpushard.planning.blocks import ShardBlock
 from gpushard.planning.grid import GridPart
@@ -45,9 +44,6 @@ from gpushard.selecting.selection import Ints
 _MOST_PER_CHUNK = 16
 # From this stride in the output on, any number of boxes is worth its columns.
 _FAR_NBYTES = 512
-# Bytes between plain elements from which on each is read by itself, on average, if that
-# makes no more than so many boxes.
-_APART_NBYTES, _MOST_BOXES = 2 * GAP_NBYTES, 1 << 16
 # Average length of a run from which on a box for each run is better than a list.
 _LONG_RUN = 2
 
@@ -100,9 +96,8 @@ class Lists(NamedTuple):
         first = np.minimum.reduceat(inner, begin)
         last = np.maximum.reduceat(inner, begin)
         # What lies between the elements of a list is read, too.
-        n_boxes, n_between = int(n_runs.sum()), int((last - first + 1).sum()) - n
-        are_far = n_between * read_stride > _APART_NBYTES * n_boxes
-        if are_far and n_boxes <= _MOST_BOXES:
+        n_between = int((last - first + 1).sum()) - n
+        if are_apart(int(n_runs.sum()), n_between * read_stride):
             return None
         words = np.empty((n_cells, LIST_WORDS), np.int64)
         words[:, N_LISTED], words[:, LIST_AXIS] = np.diff(members.bounds), axis
@@ -185,7 +180,7 @@ def landing_of(
     if isinstance(part, PatchPart):
         return PatchLanding.of(part, out)
     if isinstance(part, PointPart):
-        return PointLanding.of(part, out)
+        return PointLanding.of(part, out, is_plain=raw_strides is not None)
     return GridLanding.of(part, out, raw_strides)
 
 

@@ -25,6 +25,7 @@ from gpushard.fused.columns import (
     KEEP,
     LOW,
     NBYTES,
+    OFFSET,
     SOURCE,
 )
 from gpushard.fused.placer import BoxPlacer, PlanPlacer
@@ -247,7 +248,12 @@ def file_reader(
     located, spans = ranged.located, ranged.spans
     boxes[:, SOURCE] = located.start[row]
     boxes[:, NBYTES] = located.stop[row] - located.start[row]
-    boxes[:, LOW], boxes[:, HIGH] = spans[0, row], spans[1, row]
+    if source.raw_strides is None:
+        boxes[:, LOW], boxes[:, HIGH] = spans[0, row], spans[1, row]
+    else:  # each box has its own part of an inner chunk
+        boxes[:, LOW] = boxes[:, SOURCE] + boxes[:, OFFSET]
+        reach = placer.reaches(boxes) + source.raw_strides[-1]
+        boxes[:, HIGH] = boxes[:, LOW] + reach
     boxes[:, ENTRY] = 0  # the place of its bytes tells an inner chunk from others
     if ranged.claimed is not None:
         boxes[:, KEEP] = ranged.claimed.addresses[row]

@@ -170,7 +170,8 @@ def planned_weight(
     """
     if source.chunks is None or not takes_part(source, placer.n_elements, n_chunks):
         return SPENT_WHOLE  # so that full reads need not look at their boxes
-    use = ChunkUse(placer.n_elements, placer.reach_of(boxes))
+    reach = int(placer.reaches(boxes).max(initial=0))
+    use = ChunkUse(placer.n_elements, reach)
     is_at_once = _are_kept_at_once(source, use, n_chunks, placer.chain.chunk_us)
     return SPENT_ENOUGH if is_at_once else SPENT_WHOLE
 

@@ -247,10 +247,11 @@ class PlanPlacer(BoxPlacer):
         """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
         return cut(self._landings, self.chain.strides, block, rows)
 
-    def reach_of(self, boxes: Ints) -> int:
-        """Bytes from the first to the last element that a box takes, at most."""
+    def reaches(self, boxes: Ints) -> Ints:
+        """Bytes from the first to the last element of each box: int64, (n_boxes,)."""
         last = boxes[:, FIRST_LENGTH:] - 1
-        return int((last * self._strides[0][boxes[:, PART]]).sum(axis=1).max(initial=0))
+        reaches: Ints = (last * self._strides[0][boxes[:, PART]]).sum(axis=1)
+        return reaches
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
         """`plan_boxes` with the `PlanParameters` and the strides of this read."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gpushard.fused.addresses import address_of
 from gpushard.fused.columns import (
     FIRST_LENGTH,
+    GAP_NBYTES,
     KEEP,
     LIST_AXIS,
     LIST_FIRST,
@@ -25,6 +26,10 @@ from gpushard.fused.columns import (
 from gpushard.planning.points import PointPart
 from gpushard.planning.spans import between, extremes_of
 from gpushard.selecting.selection import Ints
+
+# Bytes between plain elements from which on each is read by itself, on average, if that
+# makes no more than so many boxes.
+_APART_NBYTES, _MOST_BOXES = 2 * GAP_NBYTES, 1 << 16
 
 
 class PointLanding(NamedTuple):
@@ -42,6 +47,8 @@ class PointLanding(NamedTuple):
         For each axis of the array the bytes between such neighbours in the output.
     outer
         int64, shape (n_points,), contiguous. Where each point lands, by that number.
+    is_plain
+        Whether points are plain elements in a file, which need not be decoded.
     """
 
     part: PointPart
@@ -49,13 +56,16 @@ class PointLanding(NamedTuple):
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     outer: Ints
+    is_plain: bool = False
 
     @classmethod
-    def of(cls, part: PointPart, out: NDArray[Any]) -> PointLanding:
+    def of(
+        cls, part: PointPart, out: NDArray[Any], *, is_plain: bool = False
+    ) -> PointLanding:
         """Landing of points in a host array, if `is_flat` holds for it."""
         strides = out.reshape(-1).strides * len(part.in_index)
         outer = np.ascontiguousarray(part.out_index)
-        return cls(part, address_of(out), out.shape, strides, outer)
+        return cls(part, address_of(out), out.shape, strides, outer, is_plain)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -72,6 +82,8 @@ def cut_points(
     landing: PointLanding, chunk_strides: tuple[int, ...], position: Ints
 ) -> tuple[Ints, Ints]:
     """Boxes of inner chunks at `position`: see `boxes.cut`. Each has a list of points.
+
+    Plain elements that lie far apart are boxes instead.
 
     The list numbers the elements of an inner chunk in the order of its bytes, which is
     the order along the axis whose neighbours are adjacent, with no end.
@@ -90,7 +102,14 @@ def cut_points(
         inner += index[run] * (stride // chunk_strides[along])
     first, last = extremes_of(inner, starts, nth)
     begin, itemsize = part.bounds[position[0]], inner.itemsize
-    words[:, N_LISTED] = part.bounds[position[0] + 1] - begin
+    count = part.bounds[position[0] + 1] - begin
+    n_between = int((last - first + 1).sum() - count.sum())
+    if landing.is_plain and are_apart(
+        int(count.sum()), n_between * chunk_strides[along]
+    ):
+        place = inner * chunk_strides[along]
+        return _boxes_of_points(landing, place, begin, count, run.start)
+    words[:, N_LISTED] = count
     words[:, LIST_AXIS], words[:, LIST_FIRST] = along, first
     words[:, LIST_INNER] = address_of(inner) + (begin - run.start) * itemsize
     words[:, LIST_OUTER] = address_of(landing.outer) + begin * itemsize
@@ -99,3 +118,30 @@ def cut_points(
     boxes[:, PART], boxes[:, KEEP], boxes[:, FIRST_LENGTH:] = 0, 0, 1
     boxes[:, FIRST_LENGTH + along] = last - first + 1
     return boxes, np.arange(n)
+
+
+def are_apart(n_boxes: int, n_between_nbytes: int) -> bool:
+    """Whether plain elements are better read in `n_boxes` than with all between."""
+    return n_between_nbytes > _APART_NBYTES * n_boxes and n_boxes <= _MOST_BOXES
+
+
+def _boxes_of_points(
+    landing: PointLanding, place: Ints, begin: Ints, count: Ints, start: int
+) -> tuple[Ints, Ints]:
+    """A box for each point, in the order of the file.
+
+    Parameters
+    ----------
+    place
+        Place in its inner chunk, in bytes, of each point from number `start` on.
+    begin, count
+        First point of each inner chunk, and how many it has.
+    """
+    row = np.repeat(np.arange(len(count)), count)
+    point = np.arange(len(row)) + np.repeat(begin - (np.cumsum(count) - count), count)
+    point = point[np.lexsort((place[point - start], row))]
+    boxes = np.zeros((len(row), FIRST_LENGTH + len(landing.strides)), np.int64)
+    boxes[:, OFFSET] = place[point - start]
+    boxes[:, TARGET] = landing.address + landing.outer[point] * landing.strides[0]
+    boxes[:, FIRST_LENGTH:] = 1
+    return boxes, row

@@ -11,7 +11,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from zarr.codecs import BytesCodec
+from zarr.codecs import BytesCodec, TransposeCodec
 
 import gpushard
 from array_strategies import codec
@@ -29,9 +29,10 @@ from fused_cases import (
     take_way,
     watch_sinks,
 )
-from gpushard.fused import boxes
+from gpushard.fused import points
 from gpushard.fused.boxes import Lists
 from gpushard.fused.columns import LIST_AXIS, LIST_FIRST, N_LISTED
+from gpushard.reading import few
 from gpushard.selecting.projection import Members
 from loader_data import ORDERS
 from zarr_oracle import assert_same_bits, held
@@ -149,7 +150,7 @@ def test_plain_elements_far_apart_make_no_list_unless_there_are_very_many(monkey
     far = members._replace(in_index=np.array([0, 16386]))
     assert Lists.of(far, 0, 8, 1) is None
     assert Lists.of(far, 0, 8, 0) is not None  # they are decoded
-    monkeypatch.setattr(boxes, "_MOST_BOXES", 1)
+    monkeypatch.setattr(points, "_MOST_BOXES", 1)
     assert Lists.of(far, 0, 8, 1) is not None
 
 
@@ -171,15 +172,61 @@ def test_plain_elements_far_apart_are_read_without_all_between_them(tmp_path, ke
     a[...] = np.arange(2 * EXTENT) % 251
     a = gpushard.open_array(tmp_path, device="cpu", options=FUSED)
     a[:9]
-    before = n_read()
-    got = a.oindex[key]
-    assert n_read() - before < EXTENT // 4
-    assert np.array_equal(got, np.arange(EXTENT)[key] % 251)
+    want = np.arange(EXTENT)[key] % 251
+    # Of points each is a box, and 1,800 cost more than the bytes between.
+    ways = (a.oindex, a.vindex) if np.size(key) < 1000 else (a.oindex,)
+    for read in ways if isinstance(key, np.ndarray) else (a,):
+        before = n_read()
+        got = read[key]
+        assert n_read() - before < EXTENT // 4
+        assert np.array_equal(got, want)
 
 
 def n_read():
     """Bytes that this process has read so far."""
     return int(IO.read_text().split("rchar:")[1].split()[0])
+
+
+@given(data=st.data())
+def test_any_elements_read_in_runs_and_boxes_are_those_of_numpy(apart, data):
+    a, apart_nbytes = apart, data.draw(st.sampled_from([0, 60]))
+    axis = st.integers(-60, 59) if data.draw(st.booleans()) else st.integers(0, 59)
+    rows = data.draw(st.lists(axis, min_size=1, max_size=40))
+    if data.draw(st.booleans()):
+        rows.sort()
+    columns = data.draw(st.lists(st.integers(0, 49), min_size=1, max_size=9))
+    step = data.draw(st.sampled_from([-7, -1, 1, 3, 29]))
+    n = min(len(rows), len(columns))
+    out = np.zeros((len(rows), 100), APART.dtype)[:, ::2]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(points, "_APART_NBYTES", apart_nbytes)
+        patch.setattr(few, "_MOST_NBYTES", 64)
+        assert_same_bits(a.oindex[rows], APART[rows])
+        assert_same_bits(a.oindex[::step, columns], APART[::step][:, columns])
+        assert_same_bits(a.oindex[rows, 3:40:5], APART[rows, 3:40:5])
+        assert_same_bits(a.vindex[rows[:n], columns[:n]], APART[rows[:n], columns[:n]])
+        assert_same_bits(a[::step, ::step], APART[::step, ::step])
+        a.read((rows, slice(None)), out=out)
+    assert_same_bits(out, APART[rows])
+
+
+APART = np.random.default_rng(4).integers(-(2**15), 2**15, (60, 50), "i2")
+
+
+@pytest.fixture(scope="module", params=["plain", "reversed", "transposed", "files"])
+def apart(request, tmp_path_factory):
+    """`APART` in a file of four plain inner chunks, or in a file each."""
+    how: dict[str, Any] = {"chunks": (30, 25), "shards": (60, 50), "compressors": None}
+    if request.param == "files":
+        how["shards"] = None
+    if request.param == "reversed":
+        how["serializer"] = BytesCodec(endian="big")
+    if request.param == "transposed":
+        how["filters"] = [TransposeCodec(order=(1, 0))]
+    place = tmp_path_factory.mktemp("apart")
+    a = gpushard.create_array(place, shape=(60, 50), dtype="i2", device="cpu", **how)
+    a[...] = APART
+    return gpushard.open_array(place, device="cpu", options=FUSED)
 
 
 def test_a_gather_too_dense_for_boxes_is_listed(monkeypatch):
