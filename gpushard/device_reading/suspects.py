@@ -7,7 +7,7 @@ its decoders tell what is wrong, and where.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpushard.damage import ENDS_READ
@@ -27,12 +27,16 @@ _INTACT = "the host found no damage in what was being decoded"
 _UNREAD = "the host could not look for damage in what was being decoded"
 
 
-def blame(error: DeviceError, jobs: Sequence[Job]) -> None:
+def blame(
+    error: DeviceError,
+    jobs: Sequence[Job],
+    adapt: Callable[[Job], Job] = lambda job: job,
+) -> None:
     """Raise the damage that made a device fail with `error`, if the host finds some.
 
-    `jobs` are those that were under way on the device, and are no more. Otherwise the
-    hint of `error` says what the host found. Does nothing if the device still works,
-    and asks nothing of it.
+    `jobs` are those that were under way on the device, and are no more. `adapt` makes
+    of a job of the host the one that is run. Otherwise the hint of `error` says what
+    the host found. Does nothing if the device still works, and asks nothing of it.
 
     Raises
     ------
@@ -45,7 +49,7 @@ def blame(error: DeviceError, jobs: Sequence[Job]) -> None:
             continue
         found = _INTACT
         try:
-            _look(job, list(sink.under_way()))
+            _look(job, list(sink.under_way()), adapt)
         except CorruptShardError as damage:
             damage.hint = _joined(damage.hint, _LOST)
             raise damage from error
@@ -55,7 +59,7 @@ def blame(error: DeviceError, jobs: Sequence[Job]) -> None:
             error.hint = _joined(error.hint, found)
 
 
-def _look(job: Job, blocks: Sequence[ShardBlock]) -> None:
+def _look(job: Job, blocks: Sequence[ShardBlock], adapt: Callable[[Job], Job]) -> None:
     """Decode inner chunks of a job on the host; raises as a read of these."""
     if not blocks:
         return
@@ -63,7 +67,8 @@ def _look(job: Job, blocks: Sequence[ShardBlock]) -> None:
     # A device has larger batches than the host where no limit is set.
     source = job.source.with_batches(min(options.memory_limit, options.bound_nbytes))
     sink, tally = _LookingSink(blocks), Tally(is_wanted=False)
-    execute([replace(job, source=source, sink=sink, tally=tally, damage=ENDS_READ)])
+    looking = replace(job, source=source, sink=sink, tally=tally, damage=ENDS_READ)
+    execute([adapt(looking)])
 
 
 def _joined(hint: str | None, more: str) -> str:

@@ -14,6 +14,7 @@ from gpushard.fetching.job import Job
 from gpushard.loader.fields import Field, Finish
 from gpushard.loader.memory import Memory
 from gpushard.loader.ragged import RaggedField, RaggedRows
+from gpushard.loader.stopping import stoppable
 from gpushard.machine import usable_memory_nbytes
 from gpushard.options import GIB
 from gpushard.selecting.patches import PlannableSelection
@@ -23,6 +24,7 @@ from gpushard.selecting.selection import (
     Orthogonal,
     SliceAxis,
 )
+from gpushard.threads.stop_flag import StopFlag
 
 if TYPE_CHECKING:
     from gpushard.devices.base import Device, Event, Stream
@@ -77,7 +79,7 @@ class Place(Protocol):
         """Wait until no work of jobs that were begun is under way."""
         ...
 
-    def blame(self, error: DeviceError, jobs: Sequence[Job]) -> None:
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
         """Raise the damage in `jobs` that made the memory's device fail, if any."""
         ...
 
@@ -114,7 +116,7 @@ class HostPlace:
     def abandon(self, jobs: Sequence[Job]) -> None:
         """See `Place`: no work is under way after a read on the host."""
 
-    def blame(self, error: DeviceError, jobs: Sequence[Job]) -> None:
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
         """See `Place`: there is no device."""
 
 
@@ -266,11 +268,11 @@ class DevicePlace:
 
         abandon(jobs)
 
-    def blame(self, error: DeviceError, jobs: Sequence[Job]) -> None:
+    def blame(self, error: DeviceError, jobs: Sequence[Job], stop: StopFlag) -> None:
         """See `Place`."""
         from gpushard.device_reading.suspects import blame
 
-        blame(error, jobs)
+        blame(error, jobs, lambda job: stoppable(job, stop))
 
 
 def _kernels_place(field: Field) -> bool:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import Literal
 
@@ -40,11 +39,12 @@ from gpushard.loader.sizes import (
     load_samples,
     whole_batches,
 )
+from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.loader.windows import Origins
 from gpushard.options import MIB
-from gpushard.reading.read import finish, prepare, run, start_early
+from gpushard.reading.read import Prepared, finish, prepare, run, start_early
 from gpushard.selecting.selection import Ints
-from gpushard.threads.stop_flag import StopFlag, call_for
+from gpushard.threads.stop_flag import StopFlag
 
 OnError = Literal["raise", "skip"]
 
@@ -58,10 +58,6 @@ _SHORT_PAUSE = 0.05
 # Loads grow by this factor, from a small first one. A load of samples that differ in
 # length is cut if it takes more than _LARGE times its mean size.
 _GROWTH, _LARGE = 4, 2
-
-
-class _Stopped(Exception):  # noqa: N818 - it is no error
-    """Raised when nobody waits for a read any more; it never reaches a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +183,7 @@ class Reader:
                     yield self._oldest(under_way)
             while under_way:
                 yield self._oldest(under_way)
-        except _Stopped:  # nobody waits for loads any more
+        except Stopped:  # nobody waits for loads any more
             return
         finally:
             for left in (*self.attempts, *under_way):
@@ -208,7 +204,7 @@ class Reader:
                 self.place.abandon(read.jobs)
             for read in reads:
                 with self._failing(read):
-                    self.place.blame(error, read.jobs)
+                    self.place.blame(error, read.jobs, self.stop)
             raise
         under_way.popleft()
         self.attempts.clear()
@@ -298,7 +294,7 @@ class Reader:
                     raise
                 self.incidents.n_retries += 1
                 if self.stop.wait(pause):
-                    raise _Stopped from None
+                    raise Stopped("stopped") from None
             read = self._begin_again(read.samples, read.losses)
         return self._finish(read)
 
@@ -312,16 +308,16 @@ class Reader:
                 planned.jobs += jobs
                 planned.finishers.append(done)
             if not any(array_field.keeps_chunks for array_field in self.fields):
-                planned.prepared = prepare(planned.jobs)
+                planned.prepared = self._prepared(planned)
+
+    def _prepared(self, planned: PlannedLoad) -> Prepared:
+        return prepare([stoppable(job, self.stop) for job in planned.jobs])
 
     def _begin(self, planned: PlannedLoad) -> None:
         """Begin a read; `_finish` raises its errors."""
         if planned.error is None:
             with self._failing_later(planned):
-                call_for(self.stop, partial(self._run, planned))
-
-    def _run(self, planned: PlannedLoad) -> None:
-        run(planned.prepared or prepare(planned.jobs), planned.early)
+                run(planned.prepared or self._prepared(planned), planned.early)
 
     @contextmanager
     def _failing(self, read: PlannedLoad) -> Iterator[None]:
@@ -359,7 +355,7 @@ class Reader:
         """One complete array for each field."""
         if read.error is not None:
             if self.stop.is_set():  # it may be of a request that was broken off
-                raise _Stopped
+                raise Stopped("stopped")
             raise read.error
         with self._failing(read):
             finish(read.jobs)

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpushard.errors import ObjectChangedError, StoreError
+from gpushard.errors import ObjectChangedError
 from gpushard.fetching.gone import forget
 from gpushard.fetching.index_room import refuse_large_indexes
 from gpushard.fetching.job import Job, JobReader, rows_of
@@ -25,7 +25,6 @@ from gpushard.planning.blocks import Block, ShardBlock
 from gpushard.reading.ranges import range_tasks
 from gpushard.reading.whole import fetched_whole, whole_tasks
 from gpushard.remade import naming_source
-from gpushard.threads.stop_flag import is_stopped
 from gpushard.threads.work_queue import Spawner, Task, Work
 from gpushard.threads.workers import StartedTasks, run_tasks
 
@@ -55,8 +54,7 @@ def execute(jobs: Sequence[Job]) -> None:
     CorruptShardError
         Stored bytes are damaged.
     StoreError
-        The store failed; `ObjectChangedError` if a shard was replaced twice. Or nobody
-        waits for the read any more, as the flag of the calling thread tells.
+        The store failed; `ObjectChangedError` if a shard was replaced twice.
     """
     run(prepare(jobs))
     finish(jobs)
@@ -236,7 +234,6 @@ def _reader_tasks(
 
 
 def _run_named(task: Task, job: Job) -> None:
-    _refuse_stopped()
     with _named(job):
         task()
 
@@ -266,22 +263,14 @@ def _tasks(job: Job, block: Block, n_workers: int, changed: Changed) -> Iterator
 
 def _spawn(work: Spawner, job: Job, block: Block, changed: Changed) -> Sequence[Task]:
     tasks: Sequence[Task] = ()
-    _refuse_stopped()
     with _noting(job, block, changed):
         tasks = work.spawn()
     return [partial(_run, task, job, block, changed) for task in tasks]
 
 
 def _run(task: Task, job: Job, block: Block, changed: Changed) -> None:
-    _refuse_stopped()
     with _noting(job, block, changed):
         task()
-
-
-def _refuse_stopped() -> None:
-    """Raise if nobody waits for the read any more, before its next task."""
-    if is_stopped():
-        raise StoreError("nobody waits for the read any more")
 
 
 @contextmanager

@@ -127,15 +127,11 @@ def leave() -> None:
 
 def call_for(flag: StopFlag, do: Callable[[], _T]) -> _T:
     """Result of `do`, called by this thread for those who may set `flag`."""
-    before = flag_here()
     enter(flag)
     try:
         return do()
     finally:
-        if before is None:
-            leave()
-        else:
-            enter(before)
+        leave()
 
 
 def flag_here() -> StopFlag | None:

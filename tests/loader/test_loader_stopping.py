@@ -1,4 +1,4 @@
-"""An iteration that nobody waits for ends, and so do its threads."""
+"""A read that nobody waits for ends at each of its tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,96 @@ import numpy as np
 import pytest
 
 from gpushard import Loader, OptionError
+from gpushard.fetching.job import Job
 from gpushard.loader import prefetch, reading
 from gpushard.loader.prefetch import Prefetched, WaitStats
+from gpushard.loader.stopping import Stopped, stoppable
 from gpushard.threads.stop_flag import StopFlag
 from loader_data import N, images
 from places import DIGITS
+
+NOTHING: Any = None
+
+
+class Noted:
+    """A sink, and what reads by itself, that note what they are asked for."""
+
+    seen = frozenset({"c/0"})
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def job_reader(self, job: Any) -> Any:
+        return self
+
+    def tasks(self, n_workers: int) -> Any:
+        return iter([lambda: self.asked.append("task")] * n_workers)
+
+    def left_over(self) -> Any:
+        return iter(["block"])
+
+    def fetch(self, job: Any, requests: Any, n_rows: int) -> Any:
+        self.asked.append("fetch")
+
+    def request_reader(self, job: Any, ranged: Any) -> Any:
+        self.asked.append("request_reader")
+        return lambda n_workers, done: self.tasks(n_workers)
+
+    def place(self, job: Any, ranged: Any, fetched: Any) -> None:
+        self.asked.append("place")
+
+
+WAYS = {
+    "fetch": lambda sink: sink.fetch(NOTHING, [], 0),
+    "request_reader": lambda sink: sink.request_reader(NOTHING, NOTHING),
+    "place": lambda sink: sink.place(NOTHING, NOTHING, []),
+}
+
+
+def stoppable_sink() -> tuple[Noted, StopFlag, Any]:
+    noted: Any = Noted()
+    stop = StopFlag()
+    job = stoppable(Job(NOTHING, NOTHING, noted, NOTHING), stop)
+    return noted, stop, job.sink
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_more_is_asked_for_once_nobody_waits(way):
+    noted, stop, sink = stoppable_sink()
+    WAYS[way](sink)
+    assert noted.asked == [way]
+    stop.set()
+    with pytest.raises(Stopped):
+        WAYS[way](sink)
+    assert noted.asked == [way]
+
+
+def test_requests_that_were_given_out_are_not_read_any_more():
+    noted, stop, sink = stoppable_sink()
+    first, second = sink.request_reader(NOTHING, NOTHING)(2, NOTHING)
+    first()
+    stop.set()
+    with pytest.raises(Stopped):
+        second()
+    assert noted.asked == ["request_reader", "task"]
+
+
+def test_tasks_that_were_given_out_are_not_run_any_more():
+    noted, stop, sink = stoppable_sink()
+    reader = sink.job_reader(NOTHING)
+    first, second = reader.tasks(2)
+    first()
+    stop.set()
+    with pytest.raises(Stopped):
+        second()
+    assert noted.asked == ["task"]
+
+
+def test_what_reads_by_itself_says_the_same_about_what_is_left():
+    noted, _, sink = stoppable_sink()
+    reader = sink.job_reader(NOTHING)
+    assert reader.seen == noted.seen
+    assert list(reader.left_over()) == ["block"]
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])

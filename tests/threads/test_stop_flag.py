@@ -18,7 +18,6 @@ from gpushard.stores.zarr.loop import run_in_loop
 from gpushard.threads import pools
 from gpushard.threads.stop_flag import (
     StopFlag,
-    call_for,
     enter,
     flag_here,
     is_stopped,
@@ -220,10 +219,3 @@ def test_what_a_zarr_store_is_asked_for_is_broken_off(flag, is_late):
     begun.set()
     other.join(10)
     assert cancelled == [1] or is_late
-
-
-def test_behind_a_call_for_others_a_thread_works_on_for_those_before():
-    outer, inner = StopFlag(), StopFlag()
-    found = call_for(outer, lambda: (call_for(inner, flag_here), flag_here()))
-    assert found == (inner, outer)
-    assert flag_here() is None
