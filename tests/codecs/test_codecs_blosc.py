@@ -311,3 +311,11 @@ def test_snappy_stream_that_claims_more_is_refused(blosc: BytesCodec) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_a_short_last_block_of_snappy_is_one_stream_whatever_its_size():
+    block, n = 1024 * 3, 1000
+    data = np.random.default_rng(0).integers(0, 255, n, "u1")
+    filtered = np.concatenate([data[:999].reshape(333, 3).T.ravel(), data[999:]])
+    header = blosc_frame.BloscHeader(1 | 2 << 5, 3, block + n, block, 0, 2)
+    assert bytes(blosc_blocks.undo_filter(filtered, header)) == data.tobytes()

@@ -18,7 +18,7 @@ from gpushard import Loader
 from gpushard.errors import OptionError
 from gpushard.layout import GridAxis
 from gpushard.loader.order import Shuffling
-from gpushard.loader.ranks import find_ranks
+from gpushard.loader.ranks import Ranks, find_ranks
 from gpushard.loader.sample_grid import SampleGrid
 from gpushard.loader.shares import Share
 from gpushard.loader.sizes import load_end
@@ -272,3 +272,12 @@ def test_a_loader_made_before_the_process_group_is_refused(monkeypatch):
     assert len(list(late)) == N // 2
     monkeypatch.delenv("RANK")  # the group is gone: what was found stays
     assert len(list(late)) == len(list(pickle.loads(pickle.dumps(late)))) == N // 2
+
+
+def test_loads_of_all_ranks_end_with_the_inner_chunks_that_they_share():
+    grid = SampleGrid((GridAxis(20, 4), GridAxis(1000, 100)))
+    order = Shuffling(grid=grid).order(0)
+    alone, of_four = (Share.cut(grid.n, 10, Ranks(0, n)) for n in (1, 4))
+    # Along axis 0 inner chunks have 4,000 samples, four times what a load may have.
+    assert load_end(order, alone, 0, 310, 300) == 400
+    assert load_end(order, of_four, 0, 310, 300) == 1000

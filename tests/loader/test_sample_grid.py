@@ -181,3 +181,22 @@ def test_blocks_follow_the_first_array_that_has_windows_along_an_axis(tmp_path):
     groups = index.reshape(-1, 4 * 2)  # windows of an inner chunk of both
     assert len({tuple(np.unique(g // 8 // 4)) for g in groups}) == 4
     assert all(len(np.unique(g % 8 // 2)) == 1 for g in groups)
+
+
+def test_blocks_along_a_later_axis_do_not_begin_where_a_lead_does(tmp_path):
+    a = volume(tmp_path, (64, 64), chunks=(16, 16), shards=(32, 32))
+    with gpushard.Loader(
+        {"now": a, "before": a},
+        batch_size=4,
+        window=(4, 8),
+        lead={"now": 0, "before": -8},
+        shuffle=True,
+        block="chunk",
+        buffer_blocks=1,
+        return_index=True,
+    ) as loader:
+        index = np.concatenate([batch["index"] for batch in loader])
+    rows, columns = 8 + index // 8 * 4, index % 8 * 8
+    cell = rows // 16 * 4 + columns // 16
+    assert np.array_equal(np.sort(index), np.arange(14 * 8))
+    assert np.count_nonzero(np.diff(cell)) == len(np.unique(cell)) - 1

@@ -356,3 +356,12 @@ def test_what_a_large_inner_chunk_needs_is_told_with_its_stored_bytes(kind):
         room.refuse_large(in_part=False)
     if kind == "plain":
         room.refuse_large(in_part=True)
+
+
+def test_what_shards_with_codecs_may_hold_beside_elements_makes_workers_fewer():
+    options = Options(memory_limit=256 * MIB).resolved()
+    few, many = (
+        ChunkRoom("", options, KIB, KIB, KIB, False, True, added, False).most_workers
+        for added in (16 * MIB, 4 * KIB)
+    )
+    assert (few, many > 32) == (2, True)

@@ -288,8 +288,9 @@ class StoreRoot:
             shard_key=key,
             store_url=self.url,
             got=real_path,
-            hint="copy the file into the store, or open it with "
-            "LocalStore(root, allow_symlinks_outside=True) if you trust the link",
+            hint="open the store at the place that the link leads to, or copy the file"
+            " into it; or, if you trust the link, open it with LocalStore(root,"
+            " allow_symlinks_outside=True)",
         )
 
 
