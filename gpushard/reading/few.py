@@ -50,21 +50,22 @@ def few_chunks(
         return None
     if out.nbytes > _MOST_NBYTES and _needs_copy(selection):
         return None
-    if any(_is_far_apart(source, chunk, out.nbytes) for chunk in chunks):
+    if source.chunk_nbytes > _MOST_NBYTES and _lie_apart(source, chunks, out.nbytes):
         return None
     return None if is_far and _is_any_whole(source, chunks) else chunks
 
 
-def _is_far_apart(source: Source, chunk: TouchedChunk, nbytes: int) -> bool:
+def _lie_apart(source: Source, chunks: Sequence[TouchedChunk], nbytes: int) -> bool:
     """Whether plain elements, of `nbytes`, are better not read with all between them.
 
     Other readers read each run of them.
     """
     strides = source.raw_strides
-    if strides is None or source.chunk_nbytes <= _MOST_NBYTES:
+    if strides is None:
         return False
-    low, high = chunk.extent(strides)
-    return high - low > max(_MOST_NBYTES, _APART_TIMES * nbytes)
+    extents = [chunk.extent(strides) for chunk in chunks]
+    most = max(_MOST_NBYTES, _APART_TIMES * nbytes)
+    return any(high - low > most for low, high in extents)
 
 
 def _needs_copy(selection: Selection) -> bool:

@@ -20,7 +20,7 @@ from gpushard.fetching import pieces
 from gpushard.machine import usable_memory_nbytes
 from gpushard.memory.turns import turns
 from gpushard.options import KIB, MIB
-from gpushard.reading import joined, ranges, rounds, whole
+from gpushard.reading import joined, ranges, rounds, surrounded, whole
 from gpushard.reading.results import host_job
 from gpushard.report import Tally
 from gpushard.selecting import index_arrays
@@ -151,6 +151,7 @@ def test_several_long_index_arrays_are_refused_beyond_a_quarter_of_the_limit(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(index_arrays, "KEPT_ELEMENTS", 8)
+    monkeypatch.setattr(surrounded, "_MOST_ROW_NBYTES", 11)  # these have 12
     values = np.arange(64, dtype=np.uint8).reshape(8, 8)
     place = put(tmp_path, document((8, 8), (8, 8), LITTLE), c_0_0=values.tobytes())
     a = gpushard.open_array(place, device="cpu")
