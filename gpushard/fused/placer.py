@@ -141,6 +141,16 @@ class BoxPlacer:
             shares.stop_claims()
         return is_placed
 
+    def reaches(self, boxes: Ints) -> Ints:
+        """Bytes from the first to the last element of each box: int64, (n_boxes,)."""
+        last = boxes[:, FIRST_LENGTH:] - 1
+        reaches: Ints = (last * self._strides[0][boxes[:, PART]]).sum(axis=1)
+        return reaches
+
+    def spanned_nbytes(self, boxes: Ints) -> int:
+        """Bytes that the box with the longest reach has, its last element included."""
+        return int(self.reaches(boxes).max(initial=0)) + self.chain.dtype.itemsize
+
     @property
     def n_made(self) -> int:
         """Number that changes when this thread's memory moves."""
@@ -246,12 +256,6 @@ class PlanPlacer(BoxPlacer):
     def cut(self, block: ShardBlock, rows: Ints) -> tuple[Ints, Ints]:
         """Boxes of the inner chunks `rows` of a block (see `boxes.cut`)."""
         return cut(self._landings, self.chain.strides, block, rows)
-
-    def reaches(self, boxes: Ints) -> Ints:
-        """Bytes from the first to the last element of each box: int64, (n_boxes,)."""
-        last = boxes[:, FIRST_LENGTH:] - 1
-        reaches: Ints = (last * self._strides[0][boxes[:, PART]]).sum(axis=1)
-        return reaches
 
     def planner(self, target: int, fill: int, source: Source) -> Callable[..., Any]:
         """`plan_boxes` with the `PlanParameters` and the strides of this read."""

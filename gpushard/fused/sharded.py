@@ -22,7 +22,7 @@ from gpushard.fetching.job import Job
 from gpushard.fused.addresses import address_of
 from gpushard.fused.boxes import GridLanding
 from gpushard.fused.cells import AxisCells, axis_cells
-from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LOW
+from gpushard.fused.columns import END, FIRST_LENGTH, HIGH, LENGTH, LOW
 from gpushard.fused.files import (
     FileBoxes,
     spanned_nbytes,
@@ -189,7 +189,13 @@ class ShardedRead:
         boxes = np.empty((int(n_wanted.sum()), FIRST_LENGTH + n_axes), np.int64)
         self._plan(self._columns, ranges, table, boxes)
         bounds = np.append(0, table[:, END])
-        self._fill = fill_for(boxes[: bounds[-1]], self._job.source, self._fill)
+        # It serves all boxes of the read, because threads copy from it meanwhile.
+        self._fill = fill_for(
+            boxes[: bounds[-1]],
+            self._job.source,
+            self._fill,
+            lambda _: self._placer.spanned_nbytes(_widest(self._cells)),
+        )
         is_left = (np.diff(bounds) == 0) & (n_wanted > 0)
         self._left.update((first + np.flatnonzero(is_left)).tolist())
         return boxes[: bounds[-1]], bounds
@@ -285,6 +291,13 @@ def _has_long_axes(landing: GridLanding, source: Source) -> bool:
 def _columns_at(columns: Sequence[Ints], at: Sequence[Ints]) -> Ints:
     """Entry of each axis' column at its position: int64, shape (n, n_axes)."""
     return np.stack([c[i] for c, i in zip(columns, at, strict=True)], axis=1)
+
+
+def _widest(cells: Sequence[AxisCells]) -> Ints:
+    """A box that is as long along each axis as any: int64, shape (1, n_columns)."""
+    box = np.zeros((1, FIRST_LENGTH + len(cells)), np.int64)
+    box[0, FIRST_LENGTH:] = [c.columns[LENGTH].max(initial=1) for c in cells]
+    return box
 
 
 def _first_cells(cells: Sequence[AxisCells]) -> list[Ints]:

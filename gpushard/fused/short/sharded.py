@@ -215,7 +215,7 @@ class ShortShardedReader:
     ) -> bool:
         """Whether the loops could place planned boxes, kept inner chunks among them."""
         # Boxes of missing inner chunks have its address, so it is held until the end.
-        fill = fill_for(boxes, source, self._fill)
+        fill = fill_for(boxes, source, self._fill, placer.spanned_nbytes)
         if fill is None and (boxes[:, FILE] == FILLED).any():
             return False
         ends, n_wanted = shards.rows[:, END], len(boxes)

@@ -192,7 +192,7 @@ class ShortUnshardedReader:
         left[:, [SOURCE, LOW, HIGH]] = 0
         left[:, NBYTES], left[:, FILE] = self._chain.chunk_nbytes, FILLED
         # This object holds the memory: the loops have only its address.
-        fill = fill_for(left, source, None)
+        fill = fill_for(left, source, None, placer.spanned_nbytes)
         return fill is not None and bool(placer.run(left).all())
 
     def _read(
