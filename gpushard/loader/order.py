@@ -16,7 +16,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushard.loader.permutation import bits, permutation, ranked, uniform
+from gpushard.loader.permutation import (
+    LONGEST_LIST,
+    Permutation,
+    permutation,
+    uniform,
+)
 from gpushard.loader.sample_grid import SampleGrid
 from gpushard.selecting.selection import Ints
 
@@ -126,15 +131,22 @@ class BlockShuffled:
             self._n_counted = g = stop
         return self._starts[: g + 1]
 
-    def _drawn(self, group: int) -> Ints:
-        """Samples of a group, in their order in the epoch."""
+    def _drawn(self, group: int) -> Permutation:
+        """Map of places in a group, in the order of the epoch, to samples.
+
+        A group of windows at every element may have as many as a few shards have
+        elements, so those of a large one are not listed.
+        """
         place = np.arange(
             group * self._buffer_blocks,
             min((group + 1) * self._buffer_blocks, self._grid.n_blocks),
         )
-        samples = self._grid.of_blocks(self._block_at(place))
-        words = bits(len(samples), self._seed, self._epoch, _GROUP, group)
-        return samples[ranked(words)]
+        blocks = self._block_at(place)
+        n = int(self._grid.block_sizes(blocks).sum())
+        mixed = permutation(n, self._seed, self._epoch, _GROUP, group)
+        if n > LONGEST_LIST:
+            return lambda place: self._grid.in_blocks(blocks, mixed(place))
+        return self._grid.of_blocks(blocks)[mixed(np.arange(n))].take
 
     def at(self, positions: Ints) -> Ints:
         """See `Order`."""
@@ -150,7 +162,7 @@ class BlockShuffled:
         for first, stop in pairwise([0, *cuts.tolist(), len(positions)]):
             g = int(group[first])
             place = positions[first:stop] - starts[g]
-            samples[first:stop] = self._members(g)[place]
+            samples[first:stop] = self._members(g)(place)
         return samples
 
     def _run(self, start: int, stop: int) -> Ints:
@@ -160,9 +172,8 @@ class BlockShuffled:
         g = int(np.searchsorted(starts, start, side="right")) - 1
         while done < stop:
             first, last = int(starts[g]), min(int(starts[g + 1]), stop)
-            samples[done - start : last - start] = self._members(g)[
-                done - first : last - first
-            ]
+            place = np.arange(done - first, last - first)
+            samples[done - start : last - start] = self._members(g)(place)
             done, g = last, g + 1
         return samples
 
@@ -296,6 +307,8 @@ class Shuffling:
         elif self.shuffle and self.buffer_blocks:
             facts["block"] = self.grid.facts()
             facts["buffer_blocks"] = self.buffer_blocks
+            if self.grid.most_in_blocks(self.buffer_blocks) > LONGEST_LIST:
+                facts["mixed"] = "unlisted"  # the lists of before had another order
         if self.shuffle or self.replacement:
             facts["seed"] = self.seed
         return facts

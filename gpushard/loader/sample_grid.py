@@ -78,14 +78,30 @@ class SampleGrid:
         cell, extent = self.axes[0].cell, self.axes[0].extent
         if len(self.axes) == 1 and cell and (blocks < extent // cell).all():
             return np.add.outer(blocks * cell, np.arange(cell)).ravel()
-        first, length = self._bounds(blocks)
-        size = length.prod(axis=0)
+        bounds = self._bounds(blocks)
+        size = bounds[1].prod(axis=0)
+        nth = np.repeat(np.arange(len(blocks)), size)
         place = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        return self._numbered(bounds, nth, place)
+
+    def in_blocks(self, blocks: Ints, place: Ints) -> Ints:
+        """Samples at some places of `of_blocks`: int64, shape (n_places,)."""
+        bounds = self._bounds(blocks)
+        stop = np.cumsum(bounds[1].prod(axis=0))
+        nth = np.searchsorted(stop, place, side="right")
+        return self._numbered(bounds, nth, place - np.append(0, stop)[nth])
+
+    def most_in_blocks(self, n_blocks: int) -> int:
+        """Number of samples that `n_blocks` blocks may have."""
+        return n_blocks * prod(min(axis.longest, axis.extent) for axis in self.axes)
+
+    def _numbered(self, bounds: tuple[Ints, Ints], nth: Ints, place: Ints) -> Ints:
+        """Samples from their places in the `nth` of the blocks with these bounds."""
+        first, length = bounds
         samples, n_behind = np.zeros(len(place), np.int64), 1
         for d in reversed(range(len(self.axes))):
-            each = np.repeat(length[d], size)
-            samples += (np.repeat(first[d], size) + place % each) * n_behind
-            place //= each
+            place, within = np.divmod(place, length[d][nth])
+            samples += (first[d][nth] + within) * n_behind
             n_behind *= self.counts[d]
         return samples
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -73,6 +74,52 @@ def test_no_more_groups_are_in_memory_than_a_read_may_lie_in():
     order = shuffled(40, grid=rows(40, 2), buffer_blocks=2)
     whole(order)
     assert order._members.cache_info().currsize == 2
+
+
+@pytest.mark.parametrize("group", [4, 1])
+def test_samples_of_large_groups_are_computed_and_not_listed(group):
+    """Windows at every token, or every voxel, of a few shards."""
+    block = 1 << 28
+    grid = rows(4 * block - 5, block)
+    tracemalloc.start()
+    try:
+        order = shuffled(grid.n, grid=grid, buffer_blocks=group)
+        run = order.at(np.arange(100, 5100))
+        some = order.at(np.array([grid.n - 1, 0, 100]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20  # 5 GiB and more if all samples of a group are listed
+    assert some[2] == run[0]
+    assert len({*run.tolist(), *some.tolist()}) == 5002
+    assert len(set((run // block).tolist())) == group
+    assert np.ptp(run) > group * block * 0.99
+
+
+def test_groups_have_each_sample_once_whether_they_are_listed_or_not(monkeypatch):
+    monkeypatch.setattr(orders, "LONGEST_LIST", 0)
+    monkeypatch.setattr(permutations, "LONGEST_LIST", 0)
+    bounds = np.array([0, 3, 4, 30, 41])
+    grids = rows(41, 0, bounds), rows(50, 7), rows(3, 9)
+    grids += (SampleGrid((GridAxis(7, 3), GridAxis(5, 5), GridAxis(11, 4))),)
+    for grid in grids:
+        for mixed in range(1, 6):
+            order = shuffled(grid.n, grid=grid, buffer_blocks=mixed)
+            found = whole(order)
+            assert np.array_equal(np.sort(found), np.arange(grid.n))
+            borders = [order.cut(k, grid.n) for k in range(grid.n)]
+            for first, stop in pairwise(sorted({0, *borders})):
+                every = np.arange(grid.n_blocks)
+                several = [set(grid.of_blocks(every[b : b + 1])) for b in every]
+                group = set(found[first:stop].tolist())
+                assert all(b <= group or not b & group for b in several)
+
+
+def test_a_state_of_the_lists_that_large_groups_had_is_told_apart(monkeypatch):
+    listed = Shuffling(grid=rows(40, 2), shuffle=True, buffer_blocks=3)
+    before = listed.fingerprint(0)
+    monkeypatch.setattr(orders, "LONGEST_LIST", 5)
+    assert listed.fingerprint(0) == before | {"mixed": "unlisted"}
 
 
 def test_an_epoch_of_very_many_blocks_keeps_a_number_for_each_group(monkeypatch):
