@@ -104,7 +104,7 @@ def put_overlapping_nested_shards(root: Path) -> None:
 
 def put_rows(root: Path) -> None:
     """The rows of the table, bombs included."""
-    rows: list[Hostile] = [*bombs(64), *all_rows()]
+    rows: list[Hostile] = [*bombs(32), *all_rows()]
     for k, hostile in enumerate(rows):
         name = f"{k:03} {hostile.row.replace('/', ' ')}"
         put(root / name, hostile.document(), c_0=hostile.shard)
