@@ -54,7 +54,10 @@ class Death:
 
 
 def deaths_of(
-    calls: Sequence[str], prelude: str, environment: Mapping[str, str] = os.environ
+    calls: Sequence[str],
+    prelude: str,
+    environment: Mapping[str, str] = os.environ,
+    timeout_s: float | None = 120,
 ) -> list[Death]:
     """What becomes of each of the statements `calls`, all behind the same `prelude`."""
     done = subprocess.run(
@@ -64,7 +67,7 @@ def deaths_of(
         text=True,
         check=False,
         env={**environment, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *sys.path)))},
-        timeout=120,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     return [Death(status, said) for status, said in json.loads(done.stdout)]

@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from cuda_host.deaths import Death, deaths_of
 from cuda_host.launch import sanitized_environment
 
 _TESTS = Path(__file__).resolve().parents[1]
-_RUN = """
+# Forks inherit what is imported, and one input has the kernels loaded.
+_PRELUDE = f"""
 import sys
+sys.path.insert(0, {str(_TESTS)!r})
 from fuzz import running
+running.short_run("tables", 5, 0)
+"""
+_RUN = """
 {before}
-counts = running.short_run("tables", int(sys.argv[1]), int(sys.argv[2]))
-print(counts[True], counts[False])
+counts = running.short_run("tables", {n}, {seed})
+print(counts[True], counts[False], file=sys.stderr)
 """
 
 
-def explored(n: int, seed: int, before: str = "") -> tuple[int, int]:
-    """How many of `n` inputs were accepted and refused.
+def explored(
+    runs: Sequence[tuple[int, int, str]], timeout_s: float | None = 120
+) -> list[Death]:
+    """How runs end: each of a number of inputs, from a seed, behind a planted bug.
 
-    `before` runs first: a test's planted bug.
-
-    Raises
-    ------
-    subprocess.CalledProcessError
-        A sanitizer or a finding ended the run; what it says is in `stderr`.
+    A sanitizer ends a run by a signal, a finding leaves no counts.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", _RUN.format(before=before), str(n), str(seed)],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=_TESTS,
-        env=sanitized_environment() | {"PYTHONPATH": str(_TESTS.parent)},
-    )
-    accepted, refused = map(int, done.stdout.split())
+    calls = [_RUN.format(n=n, seed=seed, before=before) for n, seed, before in runs]
+    return deaths_of(calls, _PRELUDE, sanitized_environment(), timeout_s)
+
+
+def counts_in(death: Death) -> tuple[int, int]:
+    """How many inputs were accepted and refused; `ValueError`: the run found one."""
+    accepted, refused = map(int, death.said.split())
     return accepted, refused
 
 
 def fuzz_tables(n: int, seed: int) -> None:
     """Run the target and tell what came out."""
+    (death,) = explored([(n, seed, "")], timeout_s=None)
     try:
-        accepted, refused = explored(n, seed)
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.stderr)
+        accepted, refused = counts_in(death)
+    except ValueError:
+        sys.exit(death.said)
     sys.stderr.write(f"{n} inputs: {accepted} accepted, {refused} refused\n")
