@@ -62,6 +62,11 @@ class Hostile:
         of_a_part = self.part_outcomes if key == PART else ()
         return outcome in ("error", *self.outcomes, *of_a_part)
 
+    @property
+    def spoils_its_index(self) -> bool:
+        """Whether nothing of the shard can be read."""
+        return self.row.startswith(("shard of", "index checksum", "flipped bit"))
+
     def document(self, n_extra: int = 0) -> dict[str, Any]:
         """Metadata of an array of this shard and of a good one after it."""
         inner = sharding(

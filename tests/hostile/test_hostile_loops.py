@@ -26,11 +26,7 @@ pytestmark = pytest.mark.usefixtures("settled")
 # The two ends of the inner chunk, and what needs all of its bytes.
 KEYS = [np.s_[:N], PART, np.s_[N - 4 : N]]
 # The rows whose index can be read, as far as it is about other inner chunks.
-ROWS = [
-    hostile
-    for hostile in all_rows()
-    if not hostile.row.startswith(("shard of", "index checksum", "flipped bit"))
-]
+ROWS = [hostile for hostile in all_rows() if not hostile.spoils_its_index]
 WAYS = {
     "whole": FUSED,
     "requests": FUSED,
