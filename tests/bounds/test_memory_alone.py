@@ -48,24 +48,25 @@ BLOSC = codec("blosc", cname="lz4", clevel=5, shuffle="noshuffle", blocksize=0)
 def streams(n: int) -> Iterator[tuple[str, Any, bytes]]:
     """Name, codec and bytes of inner chunks of `n` zeros, and of noise."""
     zeros = bytes(n)
+    zipped = gzip.compress(zeros, 1)
     packer = zstandard.ZstdCompressor(level=1)
     yield "zstd", [ZSTD], packer.compress(zeros)
     frames = packer.compress(zeros[: n // 3]) + packer.compress(zeros[n // 3 :])
     yield "zstd in frames", [ZSTD], frames
     untold = zstandard.ZstdCompressor(level=1, write_content_size=False)
     yield "zstd untold", [ZSTD], untold.compress(zeros)
-    yield "gzip", [GZIP], gzip.compress(zeros)
+    yield "gzip", [GZIP], zipped
     yield (
         "gzip in members",
         [GZIP],
-        gzip.compress(zeros[: n // 3]) + gzip.compress(zeros[n // 3 :]),
+        gzip.compress(zeros[: n // 3], 1) + gzip.compress(zeros[n // 3 :], 1),
     )
     yield "blosc", [BLOSC], numcodecs.blosc.compress(zeros, b"lz4", 5, 0)
-    blocks = numcodecs.blosc.compress(zeros, b"zstd", 5, 1, 64 * MIB)
+    blocks = numcodecs.blosc.compress(zeros, b"zstd", 1, 1, 64 * MIB)
     yield "blosc in large blocks", [BLOSC], blocks
     yield "bz2", [codec("numcodecs.bz2", level=1)], bz2.compress(zeros, 1)
     yield "lzma", [codec("numcodecs.lzma")], lzma.compress(zeros, preset=0)
-    yield "twice", [GZIP, ZSTD], packer.compress(gzip.compress(zeros))
+    yield "twice", [GZIP, ZSTD], packer.compress(zipped)
     yield "delta", [ZSTD], packer.compress(zeros)
     noise = np.random.default_rng(1).integers(0, 256, n // 3, "u1").tobytes()
     yield "noise", [ZSTD], packer.compress(noise + zeros[n // 3 :])
@@ -92,7 +93,7 @@ def put_all(root: Path, n: int) -> None:
             put(root / "text", meta, c_0=zstandard.compress(text, 1))
     quarter = sharding((n // 4,), **INDEXED)
     entries = np.array([[k * (n // 4), n // 4] for k in range(4)], "<u8").tobytes()
-    wrapped = gzip.compress(bytes(n) + entries)
+    wrapped = gzip.compress(bytes(n) + entries, 1)
     put(root / "wrapped", document((n,), (n,), quarter, GZIP), c_0=wrapped)
     put(root / "warm up", document((64,), (64,), LITTLE, ZSTD))
 
