@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpushard.array import Array
 from gpushard.converting.mark import ConversionMark, unravelled
 from gpushard.converting.progress import Advance
+from gpushard.converting.stored import stored_shards
 from gpushard.converting.tiles import Box as Elements
 from gpushard.converting.tiles import Cell, TileBudget, box_of, slabs, tiles
 from gpushard.errors import CorruptShardError, GpushardError
@@ -57,20 +58,40 @@ class Copy:
         """Write the shards that are not finished; returns the number of objects."""
         written: list[str] = []
         encoder = Encoder(self._with_threads())
-        tasks = (
-            partial(self._write_tile, encoder, shards, written, advance)
-            for shards in tiles(self.target.layout, self.budget.counts)
-        )
-        run_tasks(tasks, self.budget.n_tiles)
+        if not self.target.options.write.write_empty_chunks:
+            self._note_empty()
+        run_tasks(self._tasks(encoder, written, advance), self.budget.n_tiles)
         return len(written)
+
+    def _note_empty(self) -> None:
+        """Note shards as finished of which nothing is stored: they get no object."""
+        stored = stored_shards(self.target.layout, self.source)
+        if stored is not None:
+            self.mark.done |= ~stored.reshape(-1)
+
+    def _tasks(
+        self, encoder: Encoder, written: list[str], advance: Advance
+    ) -> Iterator[Callable[[], None]]:
+        done = self.mark.done.reshape(self.grid)
+        for shards in tiles(self.target.layout, self.budget.counts):
+            # A task costs more than such a look, and most shards may be finished.
+            if done[tuple(slice(cells.start, cells.stop) for cells in shards)].all():
+                advance(self._nbytes(shards))
+            else:
+                yield partial(self._write_tile, encoder, shards, written, advance)
 
     def verify(self, advance: Advance) -> None:
         """Read both arrays and compare them, bit for bit."""
-        tasks = (
-            partial(self._compare, cell, advance)
-            for cell in self.target.layout.coordinates()
-        )
-        run_tasks(tasks, self.budget.n_tiles)
+        stored = stored_shards(self.target.layout, self.source, self.target)
+
+        def tasks() -> Iterator[Callable[[], None]]:
+            for cell in self.target.layout.coordinates():
+                if stored is None or stored[cell]:
+                    yield partial(self._compare, cell, advance)
+                else:  # fill value in both
+                    advance(self._nbytes(_alone(cell)))
+
+        run_tasks(tasks(), self.budget.n_tiles)
 
     def _with_threads(self) -> Source:
         source = self.target
@@ -94,7 +115,7 @@ class Copy:
             if self._write_shard(encoder, cell, box, values):
                 written.append(self.target.key(cell))
             self.mark.add([number])
-        advance(_size(box) * self.target.layout.dtype.itemsize)
+        advance(self._nbytes(shards))
 
     def _write_shard(
         self, encoder: Encoder, cell: Cell, box: Elements, values: NDArray[Any] | None
@@ -153,8 +174,7 @@ class Copy:
                     shard_key=self.target.key(cell),
                     hint="see that nobody writes to either of them, and convert anew",
                 )
-        nbytes = _size(self._box(cell)) * self.target.layout.dtype.itemsize
-        advance(nbytes)
+        advance(self._nbytes(_alone(cell)))
 
     def _read(self, source: Source, box: Elements) -> NDArray[Any]:
         """Elements of a box, in C order."""
@@ -170,7 +190,7 @@ class Copy:
         return values if is_array else np.asarray(values, source.layout.dtype)
 
     def _box(self, cell: Cell) -> Elements:
-        return box_of(self.target.layout, tuple(range(i, i + 1) for i in cell))
+        return box_of(self.target.layout, _alone(cell))
 
     def _within(self, cell: Cell, box: Elements, values: NDArray[Any]) -> NDArray[Any]:
         """The part of a tile that belongs to one shard."""
@@ -179,6 +199,11 @@ class Copy:
             slice(one.start - all_.start, one.stop - all_.start) for one, all_ in pairs
         )
         return values[(*inside, ...)]
+
+    def _nbytes(self, shards: tuple[range, ...]) -> int:
+        """Size of the elements of a tile."""
+        layout = self.target.layout
+        return _size(box_of(layout, shards)) * layout.dtype.itemsize
 
     def _number(self, cell: Cell) -> int:
         return int(np.ravel_multi_index(cell, self.grid)) if cell else 0
@@ -195,6 +220,11 @@ def same_bits(one: NDArray[Any], other: NDArray[Any]) -> bool:
         )
         for i in range(0, pair[0].size, _COMPARED_NBYTES)
     )
+
+
+def _alone(cell: Cell) -> tuple[range, ...]:
+    """The tile of one shard."""
+    return tuple(range(i, i + 1) for i in cell)
 
 
 def _size(box: Elements) -> int:
