@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpushard.errors import CorruptShardError, NotFoundError, OptionError, namin
 from gpushard.inspection.contents import Contents
 from gpushard.inspection.shard_map import ShardMap, first_stored, map_shard
 from gpushard.layout import ArrayLayout
+from gpushard.listed import each_of, listed_coordinates
 from gpushard.metadata import load_array
 from gpushard.nearby import hinting
 from gpushard.options import Options
@@ -159,16 +161,30 @@ def open_map(url: str, shard: str | None, options: Options) -> MapReport:
 def _first_stored(source: Source) -> tuple[int, ...]:
     is_near = isinstance(source.store, LocalStore)
     most = _MOST_FILES if is_near else _MOST_OBJECTS
-    found = first_stored(source, most)
-    if found is not None:
-        return found
-    if source.layout.n_objects <= most:
-        raise NotFoundError(
+    every = source.layout.coordinates()
+    found = first_stored(source, islice(every, _MOST_OBJECTS))
+    if found is None:
+        # Of a sparse array, a listing shows the few that there are.
+        listed = listed_coordinates(source)
+        is_told = listed is not None or source.layout.n_objects <= most
+        more = (
+            islice(every, most - _MOST_OBJECTS) if listed is None else each_of(listed)
+        )
+        found = first_stored(source, more)
+        if found is None:
+            raise _none_stored(None if is_told else most)
+    return found
+
+
+def _none_stored(n_looked_at: int | None) -> NotFoundError:
+    """Error for an array without a shard; None if all of it was looked at."""
+    if n_looked_at is None:
+        return NotFoundError(
             "no shard of the array is stored",
             hint="there is nothing to draw: every element is the fill value",
         )
-    raise NotFoundError(
-        f"none of the first {most:,} shards of the array is stored",
+    return NotFoundError(
+        f"none of the first {n_looked_at:,} shards of the array is stored",
         hint="name one that is with --shard",
     )
 

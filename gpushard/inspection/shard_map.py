@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -14,7 +15,7 @@ from gpushard.inspection.columns import ByteUse, StoredChunks, byte_use, holds_e
 from gpushard.inspection.contents import Contents, contents_of, whole_contents
 from gpushard.inspection.findings import Finding
 from gpushard.inspection.room import at_once, most_entries, refuse_large_index
-from gpushard.layout import ArrayLayout
+from gpushard.layout import ArrayLayout, Coordinate
 from gpushard.planning.index import MISSING, PRESENT
 from gpushard.selecting.selection import Ints
 from gpushard.source import Source
@@ -118,13 +119,14 @@ def map_shard(source: Source, coordinate: tuple[int, ...]) -> ShardMap | Content
     )
 
 
-def first_stored(source: Source, most: int) -> tuple[int, ...] | None:
-    """Coordinate of the first stored object among the grid's first `most`.
+def first_stored(
+    source: Source, coordinates: Iterator[Coordinate]
+) -> Coordinate | None:
+    """The first of some coordinates at which an object is stored.
 
     Raises `StoreError` if the store failed.
     """
     refuse_large_index(source)
-    coordinates = islice(source.layout.coordinates(), most)
     n_at_once = 1  # usually the first one is stored
     while some := list(islice(coordinates, n_at_once)):
         for contents in contents_of(source, some, most_entries(source)):

@@ -77,7 +77,7 @@ def test_a_stored_shard_is_found_within_the_memory_limit(tmp_path):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("gpushard.inspection.shard_map.contents_of", noted)
-        assert first_stored(source, 1000) == (399,)
+        assert first_stored(source, source.layout.coordinates()) == (399,)
     assert max(asked) == 2
 
 

@@ -90,6 +90,7 @@ def test_the_first_shard_is_found_at_little_cost(tmp_path, monkeypatch):
 
 def test_a_stored_shard_is_looked_for_among_so_many_only(tmp_path, monkeypatch):
     path = long_array(tmp_path / "a", [4000])
+    monkeypatch.setattr(LocalStore, "list_keys", lambda *_: None)
     assert run_json("map", path)["shard"] == "c/2000"
     monkeypatch.setattr(mapping, "_MOST_FILES", 2000)
     line = sentence(run("map", path, code=2))
@@ -97,6 +98,16 @@ def test_a_stored_shard_is_looked_for_among_so_many_only(tmp_path, monkeypatch):
     assert "--shard" in line
     monkeypatch.setattr(mapping, "_MOST_FILES", 2001)
     assert run_json("map", path)["shard"] == "c/2000"
+
+
+def test_a_stored_shard_is_listed_wherever_it_lies(tmp_path, monkeypatch):
+    path = long_array(tmp_path / "a", [4000])
+    monkeypatch.setattr(mapping, "_MOST_FILES", 1000)
+    counted = Counted(monkeypatch)
+    assert run_json("map", path)["shard"] == "c/2000"
+    assert counted.n < 1010
+    (tmp_path / "a" / "c" / "2000").unlink()
+    assert "no shard of the array is stored" in sentence(run("map", path, code=2))
 
 
 def test_figures_are_those_of_the_shard(path):
