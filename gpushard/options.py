@@ -131,7 +131,8 @@ class Options:
         reads go on without them meanwhile. With 0, and elsewhere, the read waits. Loops
         that came with the package, or that an earlier process has compiled, are loaded
         in milliseconds, from a 64th of that size on; for that, a small read counts as
-        16 KiB. Once loaded, all reads use them.
+        16 KiB. An inner chunk counts as 512 bytes at least. Once loaded, all reads use
+        them.
     placement
         Where a read into a device's memory decodes what the device can decode: "cost"
         estimates what is faster, batch by batch, and has the host read what it reads

@@ -36,6 +36,9 @@ _READY_SHARE = 64
 # What a small read counts as: its time is spent in Python, whatever it decodes. Loading
 # takes as long as some hundred such reads.
 _SMALL_READ_NBYTES = 16 * KIB
+# What an inner chunk counts as at least: without the loops each costs Python some
+# 0.1 ms, however small it is. As many as have the loops compiled take about as long.
+_LEAST_CHUNK_NBYTES = 512
 
 
 class _ReadCounts:
@@ -94,7 +97,7 @@ def host_sink(source: Source, plan: ReadPlan, outs: Sequence[NDArray[Any]]) -> S
     chain = _suitable(source, plan, outs)
     if chain is None:
         return host
-    _count(plan.n_chunks * source.chunk_nbytes)
+    _count_chunks(source, plan.n_chunks)
     loops = loops_for(chain, source.options)
     if loops is None:
         return host
@@ -126,7 +129,7 @@ def row_decoder(source: Source, n_rows: int) -> RowDecoder | None:
     chain = fused_chain(source)
     if chain is None:
         return None
-    _count(n_rows * source.chunk_nbytes)
+    _count_chunks(source, n_rows)
     loops = loops_for(chain, source.options)
     return None if loops is None else RowDecoder(chain, loops, source.room)
 
@@ -202,6 +205,10 @@ def _suitable(
     if chain is None or len(dtypes) != 1:  # boxes of several parts have one change
         return None
     return chain.into(dtypes.pop())
+
+
+def _count_chunks(source: Source, n_chunks: int) -> None:
+    _count(n_chunks * max(source.chunk_nbytes, _LEAST_CHUNK_NBYTES))
 
 
 def _count(nbytes: int) -> None:

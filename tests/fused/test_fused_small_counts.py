@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+import zarr
 
 import gpushard
 from fused_cases import VALUES, ZSTD, stored
@@ -91,6 +92,16 @@ def test_larger_reads_have_nothing_compiled_because_of_small_ones(place, monkeyp
     a = gpushard.open_array(place, options=options, device="cpu")
     assert_same_bits(a[...], VALUES)
     assert choice._counts.nbytes
+
+
+def test_many_tiny_inner_chunks_have_the_loops_loaded(tmp_path):
+    """Each costs Python as much as a large one."""
+    zarr.create_array(tmp_path / "a", shape=(4000,), chunks=(1,), dtype="u1")
+    a = gpushard.open_array(tmp_path / "a", device="cpu")
+    a[:2000]
+    assert not choice.are_loaded()
+    a[2000:2100]
+    assert choice.are_loaded()
 
 
 @pytest.mark.parametrize("lacking", ["_ready_loops", "find_library"])
