@@ -73,17 +73,22 @@ class UnshardedRead:
         If the first files take long, all others are left over.
         """
         blocks = self._job.plan.blocks(most_merged(self._job.source))
-        n_slow = 0
+        n_trials, is_slow = 0, True
         for planned in blocks:
             for block in planned.pieces():
                 rest = yield from self._kept_tasks(block, n_workers)
-                while n_slow < _N_TRIALS and len(rest.shard_coords) > 2 * N_TRIED:
+                # Not later on: this thread then waits for others that hold Python's
+                # lock, which looks like a wait for a disk.
+                while (
+                    is_slow
+                    and n_trials < _N_TRIALS
+                    and len(rest.shard_coords) > 2 * N_TRIED
+                ):
                     is_tried = np.arange(len(rest.shard_coords)) < N_TRIED
                     tried, rest = _parts(rest, is_tried)
-                    if not self._are_slow(tried):
-                        break
-                    n_slow += 1
-                if n_slow == _N_TRIALS:
+                    is_slow = self._are_slow(tried)
+                    n_trials += 1
+                if is_slow and n_trials == _N_TRIALS:
                     self._left += [rest, *blocks]
                     return
                 yield from self._tasks_of(rest, n_workers)

@@ -148,9 +148,14 @@ def _fetch_and_place(
             return _tasks_for_shares(job, ranged, found, share_nbytes)
         if found:
             _place(job, ranged, found)
-    for r in (r for r, answer in numbered if answer is None):
-        rows = ranged.rows_of(r)
-        job.tally.add(n_missing_shards=1, n_missing_inner_chunks=len(rows))
+    missing = [ranged.rows_of(r) for r, answer in numbered if answer is None]
+    if missing:
+        rows = np.concatenate(missing)
+        n_missing = {
+            "n_missing_shards": len(missing),
+            "n_missing_inner_chunks": len(rows),
+        }
+        job.tally.add(**n_missing)
         job.sink.fill(job, ranged.block, rows)
     return ()
 

@@ -22,6 +22,7 @@ import gpushard
 import selection_strategies as sts
 from gpushard.fused import opening, system_calls, unsharded
 from gpushard.fused.chain import fused_chain
+from gpushard.fused.sink import FusedSink
 from gpushard.stores.local.store import LocalStore
 from unsharded_cases import (
     CHAINS,
@@ -366,3 +367,33 @@ def test_files_that_others_delay_are_read_in_the_loops(
     assert_same_bits(a[...], values)
     n_tried = unsharded._N_TRIALS * unsharded.N_TRIED
     assert left == [28 - n_tried if waits else 0]
+
+
+def test_files_are_tried_only_before_other_threads_are_at_work(
+    tmp_path, left, monkeypatch
+):
+    """Those hold Python's lock, and a wait for it is none for a disk."""
+    monkeypatch.setattr("gpushard.planning.blocks.BLOCK_SHARDS", 32)
+    zarr.create_array(tmp_path, shape=(200,), chunks=(1,), dtype="u1", fill_value=7)
+    answers = iter([True, False])
+    monkeypatch.setattr(unsharded, "are_slow", lambda *_: next(answers, True))
+    a = opened(tmp_path, options=COMPILED.but(threads=2))
+    assert (a[...] == 7).all()
+    assert left == [0]
+    assert next(answers, None) is None
+
+
+def test_files_that_are_found_missing_together_are_filled_so(tmp_path, monkeypatch):
+    form = {"dtype": "u1", "fill_value": 7, "compressors": None}
+    zarr.create_array(tmp_path, shape=(200,), chunks=(1,), **form)
+    monkeypatch.setattr(unsharded, "are_slow", lambda *_: True)
+    n_rows, plain = [], FusedSink.fill
+
+    def fill(sink, job, block, rows):
+        n_rows.append(len(rows))
+        plain(sink, job, block, rows)
+
+    monkeypatch.setattr(FusedSink, "fill", fill)
+    assert (opened(tmp_path)[...] == 7).all()
+    assert sum(n_rows) == 200 - unsharded._N_TRIALS * unsharded.N_TRIED
+    assert len(n_rows) < 20
