@@ -14,6 +14,7 @@ import pytest
 from gpushard.errors import ObjectChangedError, StoreError
 from gpushard.stores.base import ByteRequest, Fetched, Store
 from gpushard.stores.local import store as local
+from gpushard.stores.local.root import StoreRoot
 from gpushard.stores.local.store import LocalStore
 from gpushard.threads import workers
 from gpushard.threads.pools import Future
@@ -282,6 +283,22 @@ def test_a_disk_is_asked_for_all_ranges_before_the_first_is_waited_for(
     assert told == ([(1, 2), (2, 5)] if is_cold else [])
     with pytest.raises(StoreError, match="c/2"):
         store.read([ByteRequest("c/2"), ByteRequest("c/0")])
+
+
+def test_a_missing_file_is_looked_for_once_in_a_read(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[str] = []
+    plain = StoreRoot.open
+
+    def noting(root: StoreRoot, key: str, *rest: Any) -> Any:
+        looked_for.append(key)
+        return plain(root, key, *rest)
+
+    monkeypatch.setattr(StoreRoot, "open", noting)
+    keys = [f"c/{i}" for i in range(1, 50)]
+    assert store.read([ByteRequest(key) for key in keys]) == [None] * 49
+    assert sorted(looked_for) == sorted(keys)
 
 
 def test_slow_requests_are_spread_over_threads_in_order(

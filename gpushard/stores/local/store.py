@@ -184,14 +184,15 @@ class LocalStore:
             return run_side_by_side(self._read_one, requests, _COSTS.concurrency)
         answers: list[Fetched | None] = []
         started = perf_counter()
-        self._ask_ahead(requests[:_N_ASKED_AHEAD])
+        missing = self._ask_ahead(requests[:_N_ASKED_AHEAD])
+        read_run = partial(self._read_run, missing=missing)
         runs = _runs_of(requests)
         for n_done, run in enumerate(runs, 1):
-            answers += self._read_run(run)
+            answers += read_run(run)
             elapsed = perf_counter() - started
             if elapsed > _PATIENCE_S and elapsed > len(answers) * _SLOW_REQUEST_S:
                 rest = runs[n_done:]
-                found = run_side_by_side(self._read_run, rest, _COSTS.concurrency)
+                found = run_side_by_side(read_run, rest, _COSTS.concurrency)
                 answers += chain.from_iterable(found)
                 break
         return answers
@@ -266,33 +267,39 @@ class LocalStore:
         """Keys of all that lies below the directory `prefix`, some at a time."""
         return self._directory.keys_below(prefix)
 
-    def _ask_ahead(self, requests: Sequence[ByteRequest]) -> None:
+    def _ask_ahead(self, requests: Sequence[ByteRequest]) -> set[str]:
         """Have the disk begin with all ranges at once, if it must be waited for at all.
 
-        What cannot be opened is left to the read itself, which knows its place.
+        Returns the keys at which no file was found. What cannot be opened is left to
+        the read itself, which knows its place.
         """
-        is_known_cold = False
+        missing, is_known_cold = set[str](), False
         for request in requests:
             try:
                 handle = self._handle_for(request)
             except StoreError:
-                return
+                return missing
             if handle is None:
+                missing.add(request.key)
                 continue
             start, stop = request.within(handle.nbytes)
             if not is_known_cold and is_in_memory(handle.fd, start):
-                return
+                return missing
             is_known_cold = True
             read_ahead(handle.fd, start, min(stop - start, _ASKED_AHEAD_NBYTES))
+        return missing
 
     def _read_one(self, request: ByteRequest) -> Fetched | None:
         handle = self._handle_for(request)
         return None if handle is None else self._read_range(handle, request)
 
-    def _read_run(self, requests: Sequence[ByteRequest]) -> Sequence[Fetched | None]:
+    def _read_run(
+        self, requests: Sequence[ByteRequest], missing: set[str]
+    ) -> Sequence[Fetched | None]:
         """Answers to requests for one version of one file; or to a single request."""
         if len(requests) == 1:
-            return [self._read_one(requests[0])]
+            is_missing = requests[0].key in missing and requests[0].version is None
+            return [None if is_missing else self._read_one(requests[0])]
         handle = self.open_file(requests[0].key, requests[0].version)
         version = handle.version_to_read()
         size, fd, preadv = handle.nbytes, handle.fd, os.preadv
