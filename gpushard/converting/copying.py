@@ -82,16 +82,17 @@ class Copy:
 
     def verify(self, advance: Advance) -> None:
         """Read both arrays and compare them, bit for bit."""
-        stored = stored_shards(self.target.layout, self.source, self.target)
+        run_tasks(self._comparisons(advance), self.budget.n_tiles)
 
-        def tasks() -> Iterator[Callable[[], None]]:
-            for cell in self.target.layout.coordinates():
-                if stored is None or stored[cell]:
-                    yield partial(self._compare, cell, advance)
-                else:  # fill value in both
-                    advance(self._nbytes(_alone(cell)))
-
-        run_tasks(tasks(), self.budget.n_tiles)
+    def _comparisons(self, advance: Advance) -> Iterator[Callable[[], None]]:
+        layout = self.target.layout
+        stored, written = (stored_shards(layout, s) for s in (self.source, self.target))
+        for cell in layout.coordinates():
+            is_fill = stored is not None and not stored[cell]
+            if is_fill and written is not None and not written[cell]:
+                advance(self._nbytes(_alone(cell)))
+            else:
+                yield partial(self._compare, cell, advance, is_fill=is_fill)
 
     def _with_threads(self) -> Source:
         source = self.target
@@ -164,9 +165,15 @@ class Copy:
             del values, change  # the next slab is read without this one
         return encoder.laid_out(region, Assembly(region.n_entries, changed))
 
-    def _compare(self, cell: Cell, advance: Advance) -> None:
+    def _compare(self, cell: Cell, advance: Advance, *, is_fill: bool) -> None:
+        """Compare a shard with the source, or with the fill value."""
+        fill_value = self.source.layout.fill_value
         for box in slabs(self._box(cell), self.budget.slab):
-            want, got = self._read(self.source, box), self._read(self.target, box)
+            got = self._read(self.target, box)
+            if is_fill:
+                want = np.broadcast_to(fill_value.astype(got.dtype), got.shape)
+            else:
+                want = self._read(self.source, box)
             if not same_bits(want, got):
                 raise CorruptShardError(
                     "the converted array reads back other elements than its source",

@@ -75,6 +75,17 @@ def test_what_neither_array_stores_is_not_compared(tmp_path, read):
     assert max(told) == 2 * z.nbytes
 
 
+def test_what_a_source_does_not_store_is_compared_with_the_fill_value(tmp_path, read):
+    z = sparse(tmp_path / "src")
+    report = gpushard.convert(
+        tmp_path / "src", tmp_path / "dst", shards=(12, 20), chunks=4, verify=True
+    )
+    n_written = report.arrays[""].n_written
+    # The grid of the copy is too small to be listed.
+    assert len(read) == 2 * n_written + 14 * 8
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "dst")[:], z[:])
+
+
 def test_a_store_that_lists_is_not_asked_for_what_it_does_not_have(read):
     store = MemoryStore()
     z = sparse(store)
@@ -107,7 +118,8 @@ def test_a_source_that_has_gone_is_not_taken_for_fill_value(tmp_path):
         gpushard.convert(a, tmp_path / "dst", shards=4, chunks=4)
 
 
-def test_a_shard_that_only_the_copy_has_is_found_by_a_verification(tmp_path):
+@pytest.mark.parametrize("shards", [4, (12, 20)])
+def test_a_shard_that_only_the_copy_has_is_found_by_a_verification(tmp_path, shards):
     sparse(tmp_path / "src")
     real = gpushard.converting.copying.Copy.run
 
@@ -120,5 +132,9 @@ def test_a_shard_that_only_the_copy_has_is_found_by_a_verification(tmp_path):
         patch.setattr(gpushard.converting.copying.Copy, "run", spoiling)
         with pytest.raises(gpushard.CorruptShardError, match="other elements"):
             gpushard.convert(
-                tmp_path / "src", tmp_path / "dst", shards=4, chunks=4, verify=True
+                tmp_path / "src",
+                tmp_path / "dst",
+                shards=shards,
+                chunks=4,
+                verify=True,
             )
