@@ -151,11 +151,7 @@ def _fetch_and_place(
     missing = [ranged.rows_of(r) for r, answer in numbered if answer is None]
     if missing:
         rows = np.concatenate(missing)
-        n_missing = {
-            "n_missing_shards": len(missing),
-            "n_missing_inner_chunks": len(rows),
-        }
-        job.tally.add(**n_missing)
+        job.tally.add(n_missing_shards=len(missing), n_missing_inner_chunks=len(rows))
         job.sink.fill(job, ranged.block, rows)
     return ()
 
